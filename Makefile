@@ -1,0 +1,39 @@
+# Each target sets up .venv by itself; with nothing changed that takes no time.
+VENV   ?= .venv
+PYTHON ?= python3
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench clean
+
+help:            ## show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,plot]'
+	@touch $@
+
+demo: $(STAMP)   ## set up, then filter a noisy signal and draw the belief
+	$(BIN)/kla check
+	$(BIN)/kla demo
+
+test: $(STAMP)   ## set up, lint, type-check and run all tests
+	@$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest -n 2 -q
+
+lint: $(STAMP)   ## formatter, linter, type checker
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## rewrite the code in house style
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)  ## speed of the engines on this machine
+	$(BIN)/kla bench scan
+
+clean:           ## remove the environment and everything generated
+	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
