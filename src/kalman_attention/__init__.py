@@ -1,0 +1,17 @@
+"""Kalman linear attention: sequence mixing as exact Bayesian filtering.
+
+>>> from kalman_attention import kla_scan
+"""
+
+# filtering
+from kalman_attention.filtering.moment import KLAState as KLAState
+from kalman_attention.filtering.ou import discretise as discretise
+
+# ops
+from kalman_attention.ops.checks import value_checks as value_checks
+from kalman_attention.ops.kla_scan import kla_scan as kla_scan
+from kalman_attention.ops.kla_scan import kla_step as kla_step
+from kalman_attention.ops.output import ScanOutput as ScanOutput
+from kalman_attention.ops.reference import kla_scan_ref as kla_scan_ref
+
+__version__ = "0.1.0"

@@ -1,0 +1,35 @@
+"""The legend. Read this first: every signature of the library is written in these letters.
+
+====  ==============================================  ===============================
+ B    batch                                           ``batch_size``
+ T    time (tokens)                                   ``seq_len``
+ N    memory slots per channel (state expansion)      ``d_state``
+ D    channels of the filter                          ``d_inner``
+ R    rows with a belief of their own: B, or the      --
+      number of documents when documents are packed
+====  ==============================================  ===============================
+
+The aliases below are all ``torch.Tensor``; their names say which shape is meant. D is contiguous.
+"""
+
+from typing import TypeAlias
+
+from torch import Tensor
+
+Values: TypeAlias = Tensor
+"""Values v and outputs y, ``[B, T, D]``."""
+
+Precisions: TypeAlias = Tensor
+"""Value precisions lam_v (inverse variances, at least 0), ``[B, T, D]``."""
+
+Keys: TypeAlias = Tensor
+"""Observation operators k and read-out operators q, ``[B, T, N]``."""
+
+Dynamics: TypeAlias = Tensor
+"""Time-invariant parameters a, p, dt and their discretised forms a_bar, p_bar, ``[N, D]``."""
+
+Belief: TypeAlias = Tensor
+"""One half of a belief (a mean, a variance, a precision ...), ``[..., N, D]``."""
+
+Mask: TypeAlias = Tensor
+"""Real tokens (True) and padding (False), ``[B, T]`` bool."""

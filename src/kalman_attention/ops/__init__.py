@@ -1,0 +1,1 @@
+"""One op, many engines, one contract: see ``docs/engines.md``."""

@@ -1,0 +1,92 @@
+"""Engine ``associative``: the parallel scan in plain torch operations, on any device.
+
+Time is cut into chunks that run side by side. Each chunk is summarised by one projective map
+(seven numbers per slot and channel), a prefix scan over the summaries gives every chunk the
+belief it starts from, and an exact replay from there gives the outputs. Work is O(T), and
+``[B, T, N, D]`` is never held in the forward pass.
+"""
+
+import torch
+from torch import Tensor
+
+from kalman_attention._typing import Dynamics
+from kalman_attention.filtering import moment
+from kalman_attention.filtering.evidence import token_evidence
+from kalman_attention.filtering.moment import KLAState
+from kalman_attention.filtering.projective import Projective
+from kalman_attention.filtering.readout import read_mean, read_variance
+from kalman_attention.ops import reverse
+from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs, ScanResult
+from kalman_attention.ops.parallel import prefix_scan
+from kalman_attention.ops.rows import Rows, to_rows
+
+
+def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanResult:
+    """Summarise the chunks, scan the summaries, replay the chunks."""
+    rows = to_rows(inputs)
+    state_0 = KLAState(inputs.mean_0, inputs.variance_0)
+    starts = chunk_starts(summarise(rows, inputs.a_bar, inputs.p_bar), state_0)
+    y, y_var, ends = _replay(rows, starts, inputs, return_variance)
+    last = KLAState(*(x[:, -1] for x in ends)) if rows.v.shape[1] else state_0
+    return ScanResult(
+        y=rows.layout.scatter(y, inputs.v),
+        y_var=None if y_var is None else rows.layout.scatter(y_var, inputs.v),
+        mean=last.mean.clone(),
+        variance=last.variance.clone(),
+        checkpoints=rows.layout.save(starts) if save else None,
+    )
+
+
+def backward(
+    inputs: ScanInputs,
+    checkpoints: Tensor,
+    dy: Tensor | None,
+    dy_var: Tensor | None,
+    dmean: Tensor | None,
+    dvariance: Tensor | None,
+) -> ScanGrads:
+    """Exact gradients by the reverse recursion, chunk-parallel like the forward pass."""
+    return reverse.backward(inputs, checkpoints, dy, dy_var, dmean, dvariance)
+
+
+def summarise(rows: Rows, a_bar: Dynamics, p_bar: Dynamics) -> Projective:
+    """The map of every chunk, ``[R, C, N, D]``, token by token and all chunks at once."""
+    R, C, _, N = rows.k.shape
+    total = Projective.identity_like(rows.v.new_empty(R, C, N, rows.v.shape[-1]))
+    for t in range(CHUNK):
+        phi, b = token_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
+        longer = total.then(a_bar, p_bar, phi, b).normalise()
+        real = rows.real[:, :, t]
+        total = Projective(*(torch.where(real, x, y) for x, y in zip(longer, total, strict=True)))
+    return total
+
+
+def chunk_starts(maps: Projective, state_0: KLAState) -> KLAState:
+    """Belief before every chunk, ``[R, C, N, D]``, from the maps of the chunks before it."""
+    mean_0, variance_0 = (x.unsqueeze(1) for x in state_0)
+    if maps.xx.shape[1] < 2:
+        return KLAState(*(x.expand_as(maps.xx) for x in (mean_0, variance_0)))
+    before = Projective(*(x[:, :-1] for x in maps))
+    reached = prefix_scan(Projective.compose, before).apply(KLAState(mean_0, variance_0))
+    return KLAState(
+        mean=torch.cat([mean_0, reached.mean], dim=1),
+        variance=torch.cat([variance_0, reached.variance], dim=1),
+    )
+
+
+def _replay(
+    rows: Rows, starts: KLAState, inputs: ScanInputs, return_variance: bool
+) -> tuple[Tensor, Tensor | None, KLAState]:
+    """Filter every chunk from its first belief; outputs ``[R, C, CHUNK, D]`` and last beliefs."""
+    y = torch.empty_like(rows.v)
+    y_var = torch.empty_like(rows.v) if return_variance else None
+    state = starts
+    for t in range(CHUNK):
+        phi, b = token_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
+        new = moment.step(state, inputs.a_bar, inputs.p_bar, phi, b)
+        real = rows.real[:, :, t]
+        state = KLAState(*(torch.where(real, x, y) for x, y in zip(new, state, strict=True)))
+        y[:, :, t] = read_mean(rows.q[:, :, t], state.mean)
+        if y_var is not None:
+            y_var[:, :, t] = read_variance(rows.q[:, :, t], state.variance)
+    return y, y_var, state

@@ -1,0 +1,285 @@
+"""Arguments of the op: what is accepted, and errors that say what, why and what instead."""
+
+import contextlib
+import contextvars
+import itertools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from kalman_attention.filtering.moment import KLAState
+from kalman_attention.ops.contract import ScanInputs, compute_dtype
+
+_HALVES = (torch.float16, torch.bfloat16, torch.float32)
+_check_values = contextvars.ContextVar("kalman_attention_check_values", default=False)
+
+
+@contextlib.contextmanager
+def value_checks(enabled: bool = True) -> Iterator[None]:
+    """Check the values of all inputs too, inside this context; costs a pass over the data.
+
+    Finds NaN and infinities anywhere, and negative precisions, variances and process noise.
+    """
+    token = _check_values.set(enabled)
+    try:
+        yield
+    finally:
+        _check_values.reset(token)
+
+
+def check_scan(
+    v: Tensor,
+    lam_v: Tensor,
+    k: Tensor,
+    q: Tensor,
+    a_bar: Tensor,
+    p_bar: Tensor,
+    state: KLAState | None,
+    mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> ScanInputs:
+    """Validate the arguments of a scan and fill in the default prior."""
+    _check_shape("v", v, "[B, T, D]", (None, None, None))
+    B, T, D = v.shape
+    _check_shape("k", k, "[B, T, N]", (B, T, None), "v", v)
+    N = k.shape[2]
+    _check_shape("lam_v", lam_v, "[B, T, D]", (B, T, D), "v", v)
+    _check_shape("q", q, "[B, T, N]", (B, T, N), "k", k)
+    rows = B
+    if cu_seqlens is not None:
+        rows = _check_packing(v, mask, cu_seqlens)
+    if mask is not None:
+        _check_mask(mask, (B, T), "[B, T]")
+    inputs = _check_common(v, lam_v, k, q, a_bar, p_bar, state, mask, cu_seqlens, rows, N, D)
+    if not torch.compiler.is_compiling():
+        if _check_values.get():
+            _check_all_values(inputs)
+        elif v.device.type == "cpu":
+            _check_dynamics(a_bar, p_bar)
+    return inputs
+
+
+def check_step(
+    v: Tensor,
+    lam_v: Tensor,
+    k: Tensor,
+    q: Tensor,
+    a_bar: Tensor,
+    p_bar: Tensor,
+    state: KLAState,
+    mask: Tensor | None,
+) -> ScanInputs:
+    """Validate the arguments of a single step."""
+    _check_shape("v", v, "[B, D]", (None, None))
+    B, D = v.shape
+    _check_shape("k", k, "[B, N]", (B, None), "v", v)
+    N = k.shape[1]
+    _check_shape("lam_v", lam_v, "[B, D]", (B, D), "v", v)
+    _check_shape("q", q, "[B, N]", (B, N), "k", k)
+    if mask is not None:
+        _check_mask(mask, (B,), "[B]")
+    if state is None:
+        raise ValueError(
+            "kla_step needs the belief to step from. Pass the state of the last ScanOutput, or "
+            "KLAState.unit_prior(batch_size, d_state, d_inner) for the first token."
+        )
+    inputs = _check_common(v, lam_v, k, q, a_bar, p_bar, state, mask, None, B, N, D)
+    if not torch.compiler.is_compiling() and _check_values.get():
+        _check_all_values(inputs)
+    return inputs
+
+
+def check_bounds(cu_seqlens: Tensor, T: int) -> list[int]:
+    """Document borders as a list; they must start at 0, never decrease and end at T."""
+    bounds: list[int] = cu_seqlens.tolist()
+    ordered = all(a <= b for a, b in itertools.pairwise(bounds))
+    if bounds[0] != 0 or bounds[-1] != T or not ordered:
+        shown = str(bounds) if len(bounds) <= 12 else f"[{bounds[0]}, ..., {bounds[-1]}]"
+        raise ValueError(
+            f"cu_seqlens must start at 0, never decrease and end at T = {T}, got {shown}. It lists "
+            "where each packed document starts, and the end of the last one: documents of 3 and "
+            "5 tokens are [0, 3, 8]."
+        )
+    return bounds
+
+
+def _check_common(
+    v: Tensor,
+    lam_v: Tensor,
+    k: Tensor,
+    q: Tensor,
+    a_bar: Tensor,
+    p_bar: Tensor,
+    state: KLAState | None,
+    mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    rows: int,
+    N: int,
+    D: int,
+) -> ScanInputs:
+    dtype = _check_token_dtypes(v=v, lam_v=lam_v, k=k, q=q)
+    if N == 0 or D == 0:
+        raise ValueError(f"N and D must be at least 1, got N = {N} (from k) and D = {D} (from v).")
+    for name, x in (("a_bar", a_bar), ("p_bar", p_bar)):
+        _check_shape(name, x, "[N, D]", (N, D), "k and v give N, D =", (N, D))
+        _check_float(name, x, dtype, "decays near 1 and small noise need its digits")
+    if state is None:
+        state = KLAState.unit_prior(rows, N, D, dtype=dtype, device=v.device)
+    elif not (isinstance(state, tuple) and len(state) == 2):
+        raise ValueError(
+            f"state must be a KLAState(mean, variance), got {type(state).__name__}. Pass the state "
+            "of a ScanOutput, or build one with KLAState(mean, variance)."
+        )
+    mean_0, variance_0 = state
+    for name, x in (("state.mean", mean_0), ("state.variance", variance_0)):
+        _check_state_shape(name, x, (rows, N, D), packed=cu_seqlens is not None)
+        _check_float(name, x, dtype, "a belief is carried over the whole sequence")
+    tensors = {
+        "lam_v": lam_v, "k": k, "q": q, "a_bar": a_bar, "p_bar": p_bar,
+        "state.mean": mean_0, "state.variance": variance_0, "mask": mask,
+    }  # fmt: skip
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != v.device:
+            raise ValueError(
+                f"{name} is on {tensor.device} but v is on {v.device}. One scan runs on one "
+                f"device: move it with {name}.to({str(v.device)!r})."
+            )
+    return ScanInputs(v, lam_v, k, q, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens)
+
+
+def _check_shape(
+    name: str,
+    x: Tensor,
+    legend: str,
+    expected: tuple[int | None, ...],
+    source: str = "",
+    other: Tensor | tuple[int, ...] | None = None,
+) -> None:
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            f"{name} must be a torch.Tensor of shape {legend}, got {type(x).__name__}."
+        )
+    fits = x.dim() == len(expected) and all(
+        e is None or n == e for n, e in zip(x.shape, expected, strict=True)
+    )
+    if fits:
+        return
+    given = f"{name} has shape {list(x.shape)} but must be {legend}"
+    if other is not None:
+        shape = list(other.shape) if isinstance(other, Tensor) else list(other)
+        wanted = ", ".join(
+            letter if e is None else str(e) for letter, e in zip("BTN", expected, strict=False)
+        )
+        given += f" = [{wanted}] ({source} {'' if source.endswith('=') else 'is '}{shape})"
+    hint = ""
+    if x.dim() != len(expected):
+        hint = f" It has {x.dim()} axes instead of {len(expected)}: "
+        hint += (
+            "add the missing one with unsqueeze."
+            if x.dim() < len(expected)
+            else "merge heads into channels or batch."
+        )
+    raise ValueError(f"{given}.{hint} Letters: B batch, T time, N slots (d_state), D channels.")
+
+
+def _check_state_shape(name: str, x: Tensor, expected: tuple[int, int, int], packed: bool) -> None:
+    if isinstance(x, Tensor) and tuple(x.shape) == expected:
+        return
+    got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+    rows = "one belief per document" if packed else "one belief per batch row"
+    raise ValueError(
+        f"{name} is {got} but must be {list(expected)}: [R, N, D], {rows}. To use one belief for "
+        "all rows, expand it: KLAState(*(x.expand(R, -1, -1) for x in state))."
+    )
+
+
+def _check_token_dtypes(**tokens: Tensor) -> torch.dtype:
+    dtypes = {name: x.dtype for name, x in tokens.items()}
+    dtype = compute_dtype(dtypes["v"])
+    allowed = (torch.float64,) if dtype == torch.float64 else _HALVES
+    for name, given in dtypes.items():
+        if given not in allowed:
+            names = ", ".join(str(d).removeprefix("torch.") for d in allowed)
+            raise ValueError(
+                f"{name} is {_name(given)}, but with v in {_name(dtypes['v'])} it must be one of: "
+                f"{names}. Float64 is not mixed with shorter types: convert all of v, lam_v, k, q."
+            )
+    return dtype
+
+
+def _check_float(name: str, x: Tensor, dtype: torch.dtype, why: str) -> None:
+    if x.dtype != dtype:
+        raise ValueError(
+            f"{name} is {_name(x.dtype)} but must be {_name(dtype)}, also with shorter tokens: "
+            f"{why}. Convert it with {name}.to(torch.{_name(dtype)})."
+        )
+
+
+def _check_mask(mask: Tensor, expected: tuple[int, ...], legend: str) -> None:
+    if mask.dtype != torch.bool or tuple(mask.shape) != expected:
+        raise ValueError(
+            f"mask is {_name(mask.dtype)} {list(mask.shape)} but must be bool {legend} = "
+            f"{list(expected)}: True for real tokens, False for padding. "
+            "From an attention mask of 0 and 1: mask.bool()."
+        )
+
+
+def _check_packing(v: Tensor, mask: Tensor | None, cu_seqlens: Tensor) -> int:
+    if mask is not None:
+        raise ValueError(
+            "mask and cu_seqlens exclude each other: packed documents need no padding. Drop the "
+            "mask, or unpack the documents into rows and pass only the mask."
+        )
+    if v.shape[0] != 1:
+        raise ValueError(
+            f"cu_seqlens packs documents into one row, but the batch has {v.shape[0]} rows. "
+            "Concatenate them along T (B = 1) and shift the borders accordingly."
+        )
+    if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.dim() != 1:
+        raise ValueError(
+            f"cu_seqlens is {_name(cu_seqlens.dtype)} {list(cu_seqlens.shape)} but must be int32 "
+            "or int64 [n + 1]: the start of each of n documents, then the end of the last."
+        )
+    if len(cu_seqlens) < 2:
+        raise ValueError("cu_seqlens must name at least one document, as in [0, T].")
+    return len(cu_seqlens) - 1
+
+
+def _check_dynamics(a_bar: Tensor, p_bar: Tensor) -> None:
+    """Cheap on CPU, where nothing has to be waited for: the dynamics are only [N, D]."""
+    with torch.no_grad():
+        if not bool((a_bar.abs() <= 1.0).all()):
+            raise ValueError(
+                f"a_bar must lie in [-1, 1], got values from {a_bar.min():.4g} to "
+                f"{a_bar.max():.4g}. It is the decay per token after discretisation: a larger one "
+                "lets the belief diverge. From rates a > 0: discretise(a, p, dt)."
+            )
+        if not bool((p_bar >= 0.0).all()) or not bool((p_bar < torch.inf).all()):
+            raise ValueError(
+                f"p_bar must be finite and at least 0, got values from {p_bar.min():.4g} to "
+                f"{p_bar.max():.4g}. It is the variance of the process noise per token."
+            )
+
+
+def _check_all_values(inputs: ScanInputs) -> None:
+    _check_dynamics(inputs.a_bar, inputs.p_bar)
+    real = None if inputs.mask is None else inputs.mask.unsqueeze(-1)
+    for name in ("v", "lam_v", "k", "q", "mean_0", "variance_0"):
+        x = getattr(inputs, name).detach()
+        bad = ~x.isfinite()
+        if name in ("lam_v", "variance_0"):
+            bad |= x < 0
+        if real is not None and not name.endswith("_0"):
+            bad &= real
+        if bool(bad.any()):
+            where = tuple(bad.nonzero()[0].tolist())
+            rule = "finite and at least 0" if name in ("lam_v", "variance_0") else "finite"
+            raise ValueError(
+                f"{name} must be {rule}, but {int(bad.sum())} of {bad.numel()} values are not; the "
+                f"first is {x[where].item()} at {where}. Look at what produced it."
+            )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,108 @@
+"""What passes between the op and its engines: the tensors of one call, and where beliefs are saved.
+
+An engine is a module with two functions, ``forward`` and ``backward``, typed by ``EngineModule``.
+Arguments arrive validated; an engine never checks and never dispatches.
+"""
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from kalman_attention._typing import Belief, Dynamics, Keys, Mask, Precisions, Values
+
+CHUNK = 64
+"""Tokens between two saved beliefs. The backward pass replays a chunk from its first belief."""
+
+
+class ScanInputs(NamedTuple):
+    """The validated arguments of one scan.
+
+    v, lam_v, k, q may be half, bfloat16 or float32 in any mix, or all float64; the dynamics and
+    the belief are in the compute dtype. With ``cu_seqlens`` B is 1 and a row is a document.
+    """
+
+    v: Values
+    lam_v: Precisions
+    k: Keys
+    q: Keys
+    a_bar: Dynamics
+    p_bar: Dynamics
+    mean_0: Belief
+    variance_0: Belief
+    mask: Mask | None
+    cu_seqlens: Tensor | None
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """float64 for float64 inputs, float32 for everything else."""
+        return compute_dtype(self.v.dtype)
+
+    @property
+    def chunks(self) -> int:
+        """Number of saved beliefs; depends on shapes only.
+
+        Chunk c of row b is number ``b * ceil(T / CHUNK) + c``. Packed documents start anywhere,
+        so chunk c of document i has the slot ``cu_seqlens[i] // CHUNK + i + c`` out of
+        ``T // CHUNK + R``: no two collide, and unused slots are 0.
+        """
+        B, T = self.v.shape[:2]
+        if self.cu_seqlens is None:
+            return B * -(-T // CHUNK)
+        return T // CHUNK + self.mean_0.shape[0]
+
+
+class ScanResult(NamedTuple):
+    """What a forward pass returns.
+
+    Attributes:
+        y: output means, ``[B, T, D]`` in v's dtype.
+        y_var: output variances, like y, or None when not asked for.
+        mean: last belief of every row, ``[R, N, D]`` in the compute dtype.
+        variance: likewise.
+        checkpoints: mean and variance before each chunk, ``[2, chunks, N, D]``, or None.
+    """
+
+    y: Values
+    y_var: Values | None
+    mean: Belief
+    variance: Belief
+    checkpoints: Tensor | None
+
+
+class ScanGrads(NamedTuple):
+    """Gradients of the eight floating inputs, in their shapes and dtypes."""
+
+    v: Values
+    lam_v: Precisions
+    k: Keys
+    q: Keys
+    a_bar: Dynamics
+    p_bar: Dynamics
+    mean_0: Belief
+    variance_0: Belief
+
+
+class EngineModule(Protocol):
+    """The two functions of an engine."""
+
+    def forward(self, inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanResult:
+        """Filter every row; save a belief per chunk when ``save``."""
+        ...
+
+    def backward(
+        self,
+        inputs: ScanInputs,
+        checkpoints: Tensor,
+        dy: Tensor | None,
+        dy_var: Tensor | None,
+        dmean: Tensor | None,
+        dvariance: Tensor | None,
+    ) -> ScanGrads:
+        """Exact gradients from those of y, y_var and the last belief (None counts as 0)."""
+        ...
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Dtype of arithmetic and belief for inputs of ``dtype``."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

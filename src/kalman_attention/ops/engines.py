@@ -1,0 +1,134 @@
+"""The table of engines: who can serve which call, and what ``auto`` means.
+
+The choice is a pure function of device, dtype and what is installed. An engine that cannot serve
+a call raises and names one that can; nothing is swapped silently.
+"""
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from kalman_attention.ops.contract import EngineModule
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """One way to compute the scan.
+
+    Attributes:
+        name: what the user passes as ``engine=``.
+        summary: one line for ``kla check``.
+        devices: device types it serves; empty means any.
+        dtypes: dtypes of v it serves.
+        location: ``module`` or ``module:attribute`` that has forward and backward.
+        missing: says what is missing on this machine, or None.
+    """
+
+    name: str
+    summary: str
+    devices: tuple[str, ...]
+    location: str
+    dtypes: tuple[torch.dtype, ...] = _FLOATS
+    missing: Callable[[], str | None] = lambda: None
+
+    def load(self) -> EngineModule:
+        """Import the engine."""
+        return _load(self.location)
+
+    def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Why a call on ``device`` with v in ``dtype`` cannot be served, or None if it can."""
+        if self.devices and device.type not in self.devices:
+            return f"it runs on {' and '.join(self.devices)} tensors, these are on {device.type}"
+        if dtype not in self.dtypes:
+            names = ", ".join(str(d).removeprefix("torch.") for d in self.dtypes)
+            return f"it takes {names}, v is {str(dtype).removeprefix('torch.')}"
+        return self.missing()
+
+
+@functools.cache
+def _load(location: str) -> EngineModule:
+    module, _, attribute = location.partition(":")
+    found = importlib.import_module(module)
+    return cast(EngineModule, getattr(found, attribute) if attribute else found)
+
+
+def _torch_scan_missing() -> str | None:
+    if importlib.util.find_spec("torch._higher_order_ops.associative_scan") is None:
+        return f"torch {torch.__version__} has no torch._higher_order_ops.associative_scan"
+    return None
+
+
+_PACKAGE = "kalman_attention.ops"
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine(
+            name="associative",
+            summary="chunked projective scan in plain torch operations",
+            devices=(),
+            location=f"{_PACKAGE}.associative",
+        ),
+        Engine(
+            name="mobius",
+            summary="the paper's two scans over all of T, for comparison",
+            devices=("cpu", "cuda"),
+            location=f"{_PACKAGE}.expanded:mobius",
+        ),
+        Engine(
+            name="torch_scan",
+            summary="projective scan by torch's private associative_scan, for comparison",
+            devices=("cpu", "cuda"),
+            location=f"{_PACKAGE}.expanded:torch_associative",
+            missing=_torch_scan_missing,
+        ),
+    )
+}
+"""Every engine behind the registered op, in the order ``auto`` prefers them."""
+
+REFERENCE = "reference"
+"""The loop of ``ops/reference.py``: plain torch code, differentiated by autograd, no op."""
+
+
+def resolve(name: str, device: torch.device, dtype: torch.dtype) -> str:
+    """Name of the engine that serves a call.
+
+    Args:
+        name: an engine, or ``"auto"``.
+        device: where the tensors are.
+        dtype: dtype of v.
+
+    Returns:
+        A key of ``ENGINES``, or ``REFERENCE``.
+
+    Raises:
+        ValueError: unknown name, or an engine that cannot serve the call.
+    """
+    if name == "auto":
+        return _auto(device, dtype)
+    if name == REFERENCE:
+        return name
+    if name not in ENGINES:
+        known = ", ".join(["auto", REFERENCE, *ENGINES])
+        raise ValueError(f"unknown engine {name!r}. Known engines: {known}. See `kla check`.")
+    reason = ENGINES[name].why_not(device, dtype)
+    if reason is not None:
+        raise ValueError(
+            f"engine {name!r} cannot serve this call: {reason}. "
+            f"engine={_auto(device, dtype)!r} can; so can engine='reference'."
+        )
+    return name
+
+
+def _auto(device: torch.device, dtype: torch.dtype) -> str:
+    for engine in ENGINES.values():
+        if engine.why_not(device, dtype) is None:
+            return engine.name
+    return REFERENCE

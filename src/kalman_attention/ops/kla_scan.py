@@ -1,0 +1,205 @@
+"""``kla_scan`` and ``kla_step``: check the arguments, pick an engine, call it.
+
+This file is the only autograd boundary. Engines sit behind two registered ops,
+``kalman_attention::scan`` and ``kalman_attention::scan_backward``, so that ``torch.compile``,
+``torch.export`` and friends see one opaque differentiable call whatever the engine.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kalman_attention._typing import Dynamics, Keys, Mask, Precisions, Values
+from kalman_attention.filtering.moment import KLAState
+from kalman_attention.ops.checks import check_bounds, check_scan, check_step
+from kalman_attention.ops.contract import ScanInputs
+from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
+from kalman_attention.ops.output import ScanOutput
+from kalman_attention.ops.reference import kla_step_ref, reference_scan
+
+
+def kla_scan(
+    v: Values,
+    lam_v: Precisions,
+    k: Keys,
+    q: Keys,
+    a_bar: Dynamics,
+    p_bar: Dynamics,
+    *,
+    state: KLAState | None = None,
+    mask: Mask | None = None,
+    cu_seqlens: Tensor | None = None,
+    return_variance: bool = False,
+    engine: str = "auto",
+) -> ScanOutput:
+    """Kalman linear attention: filter a sequence of tokens and read the belief after each.
+
+    Exact gradients flow to every floating input, ``state`` included, from ``y``, ``y_var`` and the
+    last belief alike. Arithmetic is float32 (float64 for float64 inputs).
+
+    Args:
+        v: values, ``[B, T, D]``; half, bfloat16, float32 or float64. T may be 0.
+        lam_v: precision of each value, at least 0, ``[B, T, D]``; 0 means no evidence.
+        k: keys, the observation operators, ``[B, T, N]``.
+        q: queries, the read-out operators, ``[B, T, N]``.
+        a_bar: decay per token, in [-1, 1], ``[N, D]``.
+        p_bar: process-noise variance per token, at least 0, ``[N, D]``.
+        state: belief before the first token, ``[B, N, D]`` twice; mean 0, variance 1 if None.
+        mask: ``[B, T]`` bool, False for padding, which leaves the belief exactly as it was.
+        cu_seqlens: borders of documents packed into one row (B = 1), ``[n + 1]`` int. Each starts
+            from the prior, or from its row of ``state``; beliefs come out as ``[n, N, D]``.
+        return_variance: also compute ``y_var``.
+        engine: ``"auto"``, or a name that ``kla check`` lists.
+
+    Returns:
+        ``ScanOutput(y, y_var, state)``.
+    """
+    inputs = check_scan(v, lam_v, k, q, a_bar, p_bar, state, mask, cu_seqlens)
+    chosen = resolve(engine, v.device, v.dtype)
+    if chosen == REFERENCE:
+        return reference_scan(inputs, return_variance=return_variance)
+    return _run(inputs, return_variance, chosen)
+
+
+def kla_step(
+    v: Values,
+    lam_v: Precisions,
+    k: Keys,
+    q: Keys,
+    a_bar: Dynamics,
+    p_bar: Dynamics,
+    state: KLAState,
+    *,
+    mask: Mask | None = None,
+    return_variance: bool = False,
+    engine: str = "auto",
+) -> ScanOutput:
+    """One token of ``kla_scan``: the same arguments without the T axis, and a belief to step from.
+
+    Args:
+        v: value, ``[B, D]``.
+        lam_v: its precision, ``[B, D]``.
+        k: key, ``[B, N]``.
+        q: query, ``[B, N]``.
+        a_bar: decay per token, ``[N, D]``.
+        p_bar: process-noise variance per token, ``[N, D]``.
+        state: belief before the token, ``[B, N, D]`` twice; never changed in place.
+        mask: ``[B]`` bool, False where a row has no token.
+        return_variance: also compute ``y_var``.
+        engine: ``"auto"``, or a name that ``kla check`` lists.
+
+    Returns:
+        ``ScanOutput(y, y_var, state)`` with y ``[B, D]``.
+    """
+    inputs = check_step(v, lam_v, k, q, a_bar, p_bar, state, mask)
+    resolve(engine, v.device, v.dtype)
+    return kla_step_ref(inputs, return_variance=return_variance)
+
+
+def _run(inputs: ScanInputs, return_variance: bool, engine: str) -> ScanOutput:
+    save = torch.is_grad_enabled() and any(
+        x.requires_grad for x in inputs if x is not None and x.is_floating_point()
+    )
+    y, y_var, mean, variance, _ = scan(*inputs, return_variance, save, engine)
+    return ScanOutput(y, y_var if return_variance else None, KLAState(mean, variance))
+
+
+@torch.library.custom_op("kalman_attention::scan", mutates_args=())
+def scan(
+    v: Tensor,
+    lam_v: Tensor,
+    k: Tensor,
+    q: Tensor,
+    a_bar: Tensor,
+    p_bar: Tensor,
+    mean_0: Tensor,
+    variance_0: Tensor,
+    mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    return_variance: bool,
+    save: bool,
+    engine: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The registered op. An op returns tensors only: what was not asked for has no elements."""
+    inputs = ScanInputs(v, lam_v, k, q, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens)
+    if cu_seqlens is not None:
+        check_bounds(cu_seqlens, v.shape[1])
+    result = ENGINES[engine].load().forward(inputs, return_variance=return_variance, save=save)
+    y_var = v.new_empty(0) if result.y_var is None else result.y_var
+    saved = mean_0.new_empty(0) if result.checkpoints is None else result.checkpoints
+    return result.y, y_var, result.mean, result.variance, saved
+
+
+@scan.register_fake
+def _scan_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    inputs, (return_variance, save, _) = ScanInputs(*args[:10]), args[10:]
+    (B, T, D), (R, N, _) = inputs.v.shape, inputs.mean_0.shape
+    y = inputs.v.new_empty(B, T, D)
+    belief = inputs.mean_0.new_empty(R, N, D)
+    return (
+        y,
+        torch.empty_like(y) if return_variance else inputs.v.new_empty(0),
+        belief,
+        torch.empty_like(belief),
+        inputs.mean_0.new_empty((2, inputs.chunks, N, D) if save else 0),
+    )
+
+
+@torch.library.custom_op("kalman_attention::scan_backward", mutates_args=())
+def scan_backward(
+    v: Tensor,
+    lam_v: Tensor,
+    k: Tensor,
+    q: Tensor,
+    a_bar: Tensor,
+    p_bar: Tensor,
+    mean_0: Tensor,
+    variance_0: Tensor,
+    mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    checkpoints: Tensor,
+    dy: Tensor | None,
+    dy_var: Tensor | None,
+    dmean: Tensor | None,
+    dvariance: Tensor | None,
+    engine: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the eight floating inputs of ``scan``."""
+    inputs = ScanInputs(v, lam_v, k, q, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens)
+    module = ENGINES[engine].load()
+    grads = module.backward(inputs, checkpoints, dy, dy_var, dmean, dvariance)
+    dv, dlam_v, dk, dq, da_bar, dp_bar, dmean_0, dvariance_0 = grads
+    return dv, dlam_v, dk, dq, da_bar, dp_bar, dmean_0, dvariance_0
+
+
+@scan_backward.register_fake
+def _scan_backward_fake(*args: Any) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(x.shape) for x in args[:8])
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    tensors, (return_variance, _, engine) = inputs[:10], inputs[10:]
+    ctx.save_for_backward(*tensors, output[4])
+    ctx.return_variance, ctx.engine = return_variance, engine
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    dy, dy_var, dmean, dvariance, _ = grads
+    *tensors, checkpoints = ctx.saved_tensors
+    dy_var = dy_var if ctx.return_variance else None
+    found = scan_backward(*tensors, checkpoints, dy, dy_var, dmean, dvariance, ctx.engine)
+    wanted = zip(found, ctx.needs_input_grad, strict=False)
+    return (*(grad if needed else None for grad, needed in wanted), *([None] * 5))
+
+
+def _refuse_second_order(ctx: Any, *grads: Any) -> None:
+    raise NotImplementedError(
+        "kla_scan is differentiable once. For second derivatives use kla_scan_ref, or "
+        "kla_scan(..., engine='reference'): plain torch operations all the way."
+    )
+
+
+scan.register_autograd(_differentiate, setup_context=_setup)
+scan_backward.register_autograd(_refuse_second_order)

@@ -1,0 +1,102 @@
+"""The definition of the op: a readable loop over time, differentiated by autograd.
+
+The step is the paper's filter in moment form. (The information form is the same filter, as a test
+shows, but its precision overflows like a_bar^(-2t) when there is no process noise, so that it
+cannot be the yardstick for 65,536 tokens.)
+"""
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from kalman_attention._typing import Dynamics, Keys, Mask, Precisions, Values
+from kalman_attention.filtering import moment
+from kalman_attention.filtering.evidence import token_evidence
+from kalman_attention.filtering.moment import KLAState
+from kalman_attention.filtering.readout import read_mean, read_variance
+from kalman_attention.ops.checks import check_bounds, check_scan
+from kalman_attention.ops.contract import ScanInputs
+from kalman_attention.ops.output import ScanOutput
+
+
+def kla_scan_ref(
+    v: Values,
+    lam_v: Precisions,
+    k: Keys,
+    q: Keys,
+    a_bar: Dynamics,
+    p_bar: Dynamics,
+    *,
+    state: KLAState | None = None,
+    mask: Mask | None = None,
+    cu_seqlens: Tensor | None = None,
+    return_variance: bool = False,
+) -> ScanOutput:
+    """Kalman linear attention, token by token. Arguments and result as for ``kla_scan``."""
+    inputs = check_scan(v, lam_v, k, q, a_bar, p_bar, state, mask, cu_seqlens)
+    return reference_scan(inputs, return_variance=return_variance)
+
+
+def reference_scan(inputs: ScanInputs, *, return_variance: bool) -> ScanOutput:
+    """The loop on validated arguments; each packed document is a loop of its own."""
+    if inputs.cu_seqlens is None:
+        return _rows(inputs, return_variance)
+    documents = []
+    bounds = check_bounds(inputs.cu_seqlens, inputs.v.shape[1])
+    for i, (start, end) in enumerate(itertools.pairwise(bounds)):
+        v, lam_v, k, q = (x[:, start:end] for x in inputs[:4])
+        document = inputs._replace(
+            v=v, lam_v=lam_v, k=k, q=q,
+            mean_0=inputs.mean_0[i : i + 1], variance_0=inputs.variance_0[i : i + 1],
+            cu_seqlens=None,
+        )  # fmt: skip
+        documents.append(_rows(document, return_variance))
+    y_var = torch.cat([d.y_var for d in documents if d.y_var is not None], 1)
+    return ScanOutput(
+        y=torch.cat([d.y for d in documents], 1),
+        y_var=y_var if return_variance else None,
+        state=KLAState(*(torch.cat(x) for x in zip(*(d.state for d in documents), strict=True))),
+    )
+
+
+def _rows(inputs: ScanInputs, return_variance: bool) -> ScanOutput:
+    dtype, out_dtype = inputs.compute_dtype, inputs.v.dtype
+    v, lam_v, k, q = (x.to(dtype) for x in inputs[:4])
+    if inputs.mask is not None:
+        # Whatever stands in padding, even NaN, must not reach a gradient.
+        v, lam_v, k, q = (x.masked_fill(~inputs.mask.unsqueeze(-1), 0.0) for x in (v, lam_v, k, q))
+    state = KLAState(inputs.mean_0, inputs.variance_0)
+    y, y_var = [v[:, :0]], [v[:, :0]]
+    for t in range(v.shape[1]):
+        phi, b = token_evidence(k[:, t], v[:, t], lam_v[:, t])
+        new = moment.step(state, inputs.a_bar, inputs.p_bar, phi, b)
+        if inputs.mask is not None:
+            real = inputs.mask[:, t, None, None]
+            new = KLAState(*(torch.where(real, x, y) for x, y in zip(new, state, strict=True)))
+        state = new
+        y.append(read_mean(q[:, t], state.mean).unsqueeze(1))
+        if return_variance:
+            y_var.append(read_variance(q[:, t], state.variance).unsqueeze(1))
+    return ScanOutput(
+        y=torch.cat(y, 1).to(out_dtype),
+        y_var=torch.cat(y_var, 1).to(out_dtype) if return_variance else None,
+        state=state,
+    )
+
+
+def kla_step_ref(inputs: ScanInputs, *, return_variance: bool) -> ScanOutput:
+    """One token in torch operations; v, lam_v ``[B, D]``, k, q ``[B, N]``, mask ``[B]``."""
+    dtype = inputs.compute_dtype
+    v, lam_v, k, q = (x.to(dtype) for x in inputs[:4])
+    old = KLAState(inputs.mean_0, inputs.variance_0)
+    if inputs.mask is not None:
+        blank = ~inputs.mask.unsqueeze(-1)
+        v, lam_v, k, q = (x.masked_fill(blank, 0.0) for x in (v, lam_v, k, q))
+    phi, b = token_evidence(k, v, lam_v)
+    state = moment.step(old, inputs.a_bar, inputs.p_bar, phi, b)
+    if inputs.mask is not None:
+        real = inputs.mask[:, None, None]
+        state = KLAState(*(torch.where(real, x, y) for x, y in zip(state, old, strict=True)))
+    y_var = read_variance(q, state.variance).to(inputs.v.dtype) if return_variance else None
+    return ScanOutput(y=read_mean(q, state.mean).to(inputs.v.dtype), y_var=y_var, state=state)

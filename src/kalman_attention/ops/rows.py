@@ -1,0 +1,119 @@
+"""Any call as plain rows: packed documents become padded rows, padding becomes silence.
+
+The torch engines work on ``[R, C, CHUNK, ...]`` blocks: R rows of C chunks. This file brings the
+tensors of a call into that shape and back. A position that holds no token has no evidence and no
+query there and is marked in ``real``; what remains for an engine is to skip the predict step.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kalman_attention.filtering.moment import KLAState
+from kalman_attention.ops.contract import CHUNK, ScanInputs
+
+
+class Rows(NamedTuple):
+    """The tokens of a call in the compute dtype, ``[R, C, CHUNK, ...]`` each.
+
+    Attributes:
+        v: values; 0 where there is no token, like lam_v, k, q.
+        lam_v: value precisions.
+        k: keys.
+        q: queries.
+        real: True where there is a token, ``[R, C, CHUNK, 1, 1]``, ready to select beliefs.
+        layout: how to go back.
+    """
+
+    v: Tensor
+    lam_v: Tensor
+    k: Tensor
+    q: Tensor
+    real: Tensor
+    layout: "Layout"
+
+
+class Layout(NamedTuple):
+    """Where the tokens of a call sit among the rows.
+
+    Attributes:
+        positions: which token (row-major over ``[B, T]``) stands at each place of each row, -1 for
+            none, ``[R, C * CHUNK]``.
+        slots: number of every row's first saved belief, ``[R]``.
+        chunks: number of saved beliefs in the call.
+    """
+
+    positions: Tensor
+    slots: Tensor
+    chunks: int
+
+    def gather(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Tokens ``[B, T, F]`` to rows ``[R, C, CHUNK, F]``, with 0 where there is no token."""
+        R, F = self.positions.shape[0], x.shape[-1]
+        if x.shape[0] * x.shape[1] == 0:
+            return x.new_zeros((R, 0, CHUNK, F), dtype=dtype)
+        picked = x.reshape(-1, F).to(dtype)[self.positions.clamp(min=0)]
+        picked = picked.masked_fill((self.positions < 0).unsqueeze(-1), 0.0)
+        return picked.view(R, self.positions.shape[1] // CHUNK, CHUNK, F)
+
+    def scatter(self, rows: Tensor, like: Tensor) -> Tensor:
+        """Rows ``[R, C, CHUNK, F]`` to tokens of the shape and dtype of ``like``; 0 elsewhere."""
+        (B, T), F = like.shape[:2], rows.shape[-1]
+        out = rows.new_zeros(B * T, F)
+        held = self.positions >= 0
+        out[self.positions[held]] = rows.flatten(1, 2)[held]
+        return out.view(B, T, F).to(like.dtype)
+
+    def save(self, starts: KLAState) -> Tensor:
+        """Beliefs before each chunk, ``[R, C, N, D]``, in the layout of the contract."""
+        _, C, N, D = starts.mean.shape
+        saved = starts.mean.new_zeros(2, self.chunks, N, D)
+        numbers, used = self._numbers(C)
+        saved[0, numbers[used]] = starts.mean[used]
+        saved[1, numbers[used]] = starts.variance[used]
+        return saved
+
+    def load(self, checkpoints: Tensor) -> KLAState:
+        """The inverse of ``save``; chunks that hold no token get some belief, never used."""
+        numbers, _ = self._numbers(self.positions.shape[1] // CHUNK)
+        numbers = numbers.clamp(max=max(self.chunks - 1, 0))
+        return KLAState(mean=checkpoints[0, numbers], variance=checkpoints[1, numbers])
+
+    def _numbers(self, C: int) -> tuple[Tensor, Tensor]:
+        numbers = self.slots.unsqueeze(1) + torch.arange(C, device=self.slots.device)
+        used = (self.positions >= 0).view(-1, C, CHUNK).any(-1) if C else numbers.bool()
+        return numbers, used
+
+
+def to_rows(inputs: ScanInputs) -> Rows:
+    """Bring a call into rows."""
+    layout, real = _layout(inputs)
+    dtype = inputs.compute_dtype
+    blank = None if inputs.mask is None else ~inputs.mask.unsqueeze(-1)
+
+    def gather(x: Tensor) -> Tensor:
+        return layout.gather(x if blank is None else x.masked_fill(blank, 0.0), dtype)
+
+    v, lam_v, k, q = (gather(x) for x in (inputs.v, inputs.lam_v, inputs.k, inputs.q))
+    return Rows(v, lam_v, k, q, real.view(*v.shape[:3], 1, 1), layout)
+
+
+def _layout(inputs: ScanInputs) -> tuple[Layout, Tensor]:
+    (B, T), device = inputs.v.shape[:2], inputs.v.device
+    if inputs.cu_seqlens is None:
+        first = torch.arange(B, device=device) * T
+        lengths = torch.full((B,), T, device=device)
+        slots = torch.arange(B, device=device) * -(-T // CHUNK)
+        longest = T
+    else:
+        bounds = inputs.cu_seqlens.to(device=device, dtype=torch.int64)
+        first, lengths = bounds[:-1], bounds.diff()
+        slots = first // CHUNK + torch.arange(len(lengths), device=device)
+        longest = int(lengths.max())
+    offset = torch.arange(-(-longest // CHUNK) * CHUNK, device=device)
+    index = torch.where(offset < lengths.unsqueeze(1), first.unsqueeze(1) + offset, -1)
+    real = index >= 0
+    if inputs.mask is not None and T > 0:
+        real = real & inputs.mask.reshape(-1)[index.clamp(min=0)]
+    return Layout(index, slots, inputs.chunks), real
