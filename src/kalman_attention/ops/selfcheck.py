@@ -22,6 +22,9 @@ OUTPUT_TOLERANCE = 1e-5
 TOLERANCE = 1e-4
 """The same for the last belief and for each gradient."""
 
+VANISHING = 1e-30
+"""Results whose largest entry is below this count as 0: float32 has no digits left there."""
+
 INPUT_NAMES = ("v", "lam_v", "k", "q", "a_bar", "p_bar", "state.mean", "state.variance")
 
 
@@ -169,8 +172,7 @@ def errors(got: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, fl
         if wanted.numel() == 0:
             continue
         error = (got[name].to(wanted) - wanted).abs().max().item()
-        scale = wanted.abs().max().item()
-        relative = error / scale if scale > 0 else error
+        relative = error / max(wanted.abs().max().item(), VANISHING)
         found[name] = relative if math.isfinite(relative) else math.inf
     return found
 
