@@ -124,7 +124,7 @@ def test_unknown_engine_lists_the_known_ones() -> None:
 
 def test_an_engine_that_cannot_serve_names_one_that_can() -> None:
     given = {name: _to_meta(x) for name, x in arguments().items()}
-    with pytest.raises(ValueError, match="'mobius' cannot serve .*on meta.*'associative' can"):
+    with pytest.raises(ValueError, match=r"'mobius' cannot serve .*on meta.*'associative' can"):
         call(kla_scan, {**given, "engine": "mobius"})
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from kalman_attention import KLAState, ScanOutput, kla_scan, kla_scan_ref, kla_step
 from kalman_attention.ops.kla_scan import scan, scan_backward
 from kalman_attention.ops.selfcheck import Case, make_call
-from tests.engines import EVERY_ENGINE
+from tests.engines import COMPILED_ENGINES, EVERY_ENGINE
 
 
 def draw(case: Case, grad: bool = True) -> list[Tensor]:
@@ -19,7 +19,7 @@ def loss(*args: Tensor, engine: str = "auto") -> Tensor:
     return out.y.sum() + out.y_var.square().sum() + out.state.mean.sum()
 
 
-@pytest.mark.parametrize("engine", EVERY_ENGINE)
+@pytest.mark.parametrize("engine", COMPILED_ENGINES)
 @pytest.mark.parametrize("kind", ["plain", "mask", "packed"])
 def test_opcheck(engine: str, kind: str) -> None:
     case = Case(B=1 if kind == "packed" else 2, T=70, N=3, D=5, documents=3 * (kind == "packed"))
@@ -33,8 +33,9 @@ def test_opcheck(engine: str, kind: str) -> None:
     torch.library.opcheck(scan_backward, (*frozen, mask, cu_seqlens, saved, *outputs, engine))
 
 
-@pytest.mark.parametrize("engine", EVERY_ENGINE)
+@pytest.mark.parametrize("engine", COMPILED_ENGINES)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_compile_fullgraph_equals_eager(engine: str, backend: str) -> None:
     args = draw(Case(B=2, T=70, N=3, D=5))
 
@@ -56,6 +57,13 @@ def test_compile_with_mask_and_packing() -> None:
     cu_seqlens = torch.tensor([0, 30, 70])
     packed = compiled(*args, cu_seqlens=cu_seqlens)
     assert torch.equal(packed.y, kla_scan(*args, cu_seqlens=cu_seqlens).y)
+
+
+def test_an_eager_engine_refuses_to_be_compiled() -> None:
+    args = draw(Case(B=1, T=5, N=2, D=3), grad=False)[:6]
+    compiled = torch.compile(kla_scan, fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match="does not run inside compiled or exported graphs"):
+        compiled(*args, engine="torch_scan")
 
 
 class Scan(torch.nn.Module):
@@ -121,6 +129,7 @@ def test_second_derivatives_are_refused_with_a_way_out() -> None:
     first.sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
 def test_anomaly_mode_and_partial_gradients() -> None:
     args = draw(Case(B=1, T=10, N=2, D=3), grad=False)
     args[4].requires_grad_()
