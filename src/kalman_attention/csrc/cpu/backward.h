@@ -10,22 +10,24 @@ namespace kla {
 namespace KLA_ISA_NAMESPACE {
 
 // Slots replayed at a time: enough chains to hide latency, few enough for the trajectory to stay close.
-constexpr int64_t kSlotBlock = 8;
+constexpr int64_t kSlotBlock = 16;
 
 template <class T, int W>
 struct BackwardScratch {
   Stage<T> in;
-  State<T> state;
-  Trajectory<T> path;
-  Adjoint<T> adj;
-  T* sums;
+  Tiles<T, W> state;
+  Sums<T> sums;
+  T* path;
+  T* slot_sums;
 
   BackwardScratch(Arena& arena, const kla_scan_params& p, int64_t width)
       : in(arena, width, p.N, p.T),
-        state(arena, p.N, width),
-        path(arena, std::min<int64_t>(p.T, KLA_CHUNK), std::min(p.N, kSlotBlock) * W * kLanes<T>),
-        adj(arena, std::min<int64_t>(p.T, KLA_CHUNK), p.N, width),
-        sums(arena.take<T>(KLA_CHUNK * p.N + kLanes<T>)) {}
+        state(arena, p.N, kBackwardFields, width),
+        sums(arena, std::min<int64_t>(p.T, KLA_CHUNK), p.N, width) {
+    const int64_t tokens = std::min<int64_t>(p.T, KLA_CHUNK);
+    path = arena.take<T>((tokens + 1) * std::min(p.N, kSlotBlock) * kPathFields * W * kLanes<T>);
+    slot_sums = arena.take<T>(tokens * p.N + kLanes<T>);
+  }
 };
 
 // Sums that several tasks contribute to, each in a place of its own.
@@ -63,9 +65,9 @@ struct Backward {
         const int64_t n1 = std::min(p.N, n0 + kSlotBlock);
         M::template replay<T, W>(x.in, x.state, d, n0, n1, x.path);
         if (M::kHasVariance && g.dy_var.data)
-          M::template adjoint<T, W, true>(x.in, x.state, d, n0, n1, x.path, x.adj);
+          M::template adjoint<T, W, true>(x.in, x.state, d, n0, n1, x.path, x.sums);
         else
-          M::template adjoint<T, W, false>(x.in, x.state, d, n0, n1, x.path, x.adj);
+          M::template adjoint<T, W, false>(x.in, x.state, d, n0, n1, x.path, x.sums);
       }
   }
 
@@ -76,7 +78,7 @@ struct Backward {
 
   // dv = lam_v acc_v and dlam_v = acc_lam + v acc_v, in place.
   void store_token_grads(const Row& row, int64_t d0, Scratch& x) const {
-    T *acc_v = x.adj.acc_v, *acc_lam = x.adj.acc_lam;
+    T *acc_v = x.sums.acc_v, *acc_lam = x.sums.acc_lam;
     for (int64_t i = 0; i < x.in.count * x.in.width; ++i) {
       acc_lam[i] += x.in.v[i] * acc_v[i];
       acc_v[i] *= x.in.lam_v[i];
@@ -87,60 +89,56 @@ struct Backward {
 
   // Adds up the lanes of the slot sums and files them under the tokens of the wave.
   void store_slot_sums(const T* vectors, Scratch& x, T* out) const {
-    row_sums(vectors, x.in.count * p.N, x.sums);
+    row_sums(vectors, x.in.count * p.N, x.slot_sums);
     const size_t bytes = static_cast<size_t>(p.N) * sizeof(T);
     for (int64_t t = 0, j = 0; t < x.in.tokens; ++t) {
       if (j < x.in.count && x.in.live[j] == t)
-        memcpy(out + t * p.N, x.sums + j++ * p.N, bytes);
+        memcpy(out + t * p.N, x.slot_sums + j++ * p.N, bytes);
       else
         memset(out + t * p.N, 0, bytes);
     }
   }
 
-  void add_dynamics(const T* chunk, double* sum, int64_t d0, int64_t size) const {
-    for (int64_t n = 0; n < p.N; ++n)
-      for (int64_t i = 0; i < size; ++i) sum[n * p.D + d0 + i] += chunk[n * groups.width + i];
-  }
-
   void backward_chunk(const Wave& wave, const Row& row, int64_t r, int64_t group, int64_t c,
                       Scratch& x) const {
-    const int64_t d0 = groups.begin(group), size = groups.size(group), width = groups.width;
-    const int64_t chunk = row.chunk0 + c, nd = p.N * p.D;
-    load_state(state_row<T>(p.checkpoints, p, chunk), p.N, p.D, d0, size, width, x.state.mu);
+    const int64_t d0 = groups.begin(group), size = groups.size(group), nd = p.N * p.D;
+    const int64_t chunk = row.chunk0 + c;
+    x.state.load(kMu, state_row<T>(p.checkpoints, p, chunk), p.D, d0, size);
     if (M::kHasVariance)
-      load_state(state_row<T>(p.checkpoints, p, num_chunks(p) + chunk), p.N, p.D, d0, size, width,
-                 x.state.s);
+      x.state.load(kS, state_row<T>(p.checkpoints, p, num_chunks(p) + chunk), p.D, d0, size);
+    x.state.load(kDa, nullptr, p.D, d0, size);
+    x.state.load(kDp, nullptr, p.D, d0, size);
     x.in.load_chunk(p, row, c, d0, size);
-    load_output_grad(g.dy, row, d0, x, x.adj.dy);
-    if (g.dy_var.data) load_output_grad(g.dy_var, row, d0, x, x.adj.dy_var);
-    std::fill(x.adj.da, x.adj.da + p.N * width, T(0));
-    std::fill(x.adj.dp, x.adj.dp + p.N * width, T(0));
+    load_output_grad(g.dy, row, d0, x, x.sums.dy);
+    if (g.dy_var.data) load_output_grad(g.dy_var, row, d0, x, x.sums.dy_var);
     adjoint_chunk(x);
     store_token_grads(row, d0, x);
     const int64_t token = group * partials->tokens + waves.offset(wave, r) + c * KLA_CHUNK - wave.begin();
-    store_slot_sums(x.adj.dk, x, partials->dk + token * p.N);
-    store_slot_sums(x.adj.dq, x, partials->dq + token * p.N);
-    add_dynamics(x.adj.da, partials->da + (r - wave.r0) * nd, d0, size);
-    if (M::kHasVariance) add_dynamics(x.adj.dp, partials->dp + (r - wave.r0) * nd, d0, size);
+    store_slot_sums(x.sums.dk, x, partials->dk + token * p.N);
+    store_slot_sums(x.sums.dq, x, partials->dq + token * p.N);
+    x.state.add_to(kDa, partials->da + (r - wave.r0) * nd, p.D, d0, size);
+    if (M::kHasVariance) x.state.add_to(kDp, partials->dp + (r - wave.r0) * nd, p.D, d0, size);
   }
 
   void task(const Wave& wave, int64_t r, int64_t group, Scratch& x) const {
     const Row row = row_at(p, r);
     const int64_t end = std::min(wave.c1, row.chunks());
     if (end <= wave.c0 && wave.c0 > 0) return;
-    const int64_t d0 = groups.begin(group), size = groups.size(group), width = groups.width;
-    const auto read = [&](const void* src, int64_t at, T* dst) {
-      load_state(state_row<T>(src, p, at), p.N, p.D, d0, size, width, dst);
+    const int64_t d0 = groups.begin(group), size = groups.size(group);
+    const auto read = [&](Field field, const void* src, int64_t at) {
+      x.state.load(field, state_row<T>(src, p, at), p.D, d0, size);
+    };
+    const auto write = [&](Field field, void* dst) {
+      x.state.store(field, state_row<T>(dst, p, r), p.D, d0, size);
     };
     const bool last = end == row.chunks();  // nothing of this row has been walked yet
-    read(p.a_bar, 0, x.state.a);
-    read(p.p_bar, 0, x.state.p);
-    read(last ? g.dmean : g.dmean_0, r, x.adj.dmu);
-    read(last ? g.dvariance : g.dvariance_0, r, x.adj.ds);
+    read(kA, p.a_bar, 0);
+    read(kP, p.p_bar, 0);
+    read(kDmu, last ? g.dmean : g.dmean_0, r);
+    read(kDs, last ? g.dvariance : g.dvariance_0, r);
     for (int64_t c = end - 1; c >= wave.c0; --c) backward_chunk(wave, row, r, group, c, x);
-    store_state(x.adj.dmu, p.N, p.D, d0, size, width, state_row<T>(g.dmean_0, p, r));
-    if (M::kHasVariance)
-      store_state(x.adj.ds, p.N, p.D, d0, size, width, state_row<T>(g.dvariance_0, p, r));
+    write(kDmu, g.dmean_0);
+    if (M::kHasVariance) write(kDs, g.dvariance_0);
   }
 
   // Second round of a wave: sums over groups, in order, for one row.
@@ -151,15 +149,17 @@ struct Backward {
     const int64_t to = (row.b * p.T + row.t0 + wave.begin()) * p.N;
     constexpr int64_t kBlock = 512;
     T sum[kBlock];
-    for (int64_t i = 0; i < count; i += kBlock) {
-      const int64_t length = std::min(kBlock, count - i);
-      std::fill(sum, sum + length, T(0));
-      for (int64_t group = 0; group < groups.count; ++group) {
-        const T* x = from + group * partials->tokens * p.N + i;
-        for (int64_t j = 0; j < length; ++j) sum[j] += x[j];
+    with_type(out, dtype, [&](auto* data) {
+      for (int64_t i = 0; i < count; i += kBlock) {
+        const int64_t length = std::min(kBlock, count - i);
+        std::fill(sum, sum + length, T(0));
+        for (int64_t group = 0; group < groups.count; ++group) {
+          const T* x = from + group * partials->tokens * p.N + i;
+          for (int64_t j = 0; j < length; ++j) sum[j] += x[j];
+        }
+        encode_row(sum, length, data + to + i);
       }
-      store_row(out, dtype, to + i, length, sum);
-    }
+    });
   }
 
   void reduce_dynamics(int64_t rows) const {

@@ -76,37 +76,40 @@ KLA_INLINE void encode(T x, Half* out) { *out = Half::encode(static_cast<float>(
 template <class T>
 KLA_INLINE void encode(T x, BFloat* out) { *out = BFloat::encode(static_cast<float>(x)); }
 
-// Calls f with a typed pointer to element `offset` of data.
-template <class Byte, class F>
-KLA_INLINE void with_type(Byte* data, int64_t dtype, int64_t offset, F f) {
+// Calls f with data as a pointer of its type.
+template <class F>
+KLA_INLINE void with_type(void* data, int64_t dtype, F f) {
   switch (dtype) {
-    case KLA_FLOAT32: return f(reinterpret_cast<float*>(data) + offset);
-    case KLA_FLOAT64: return f(reinterpret_cast<double*>(data) + offset);
-    case KLA_FLOAT16: return f(reinterpret_cast<Half*>(data) + offset);
-    default: return f(reinterpret_cast<BFloat*>(data) + offset);
+    case KLA_FLOAT32: return f(static_cast<float*>(data));
+    case KLA_FLOAT64: return f(static_cast<double*>(data));
+    case KLA_FLOAT16: return f(static_cast<Half*>(data));
+    default: return f(static_cast<BFloat*>(data));
   }
 }
-
-// dst[0..count) = src[offset ...), dst[count..padded) = 0.
-template <class T>
-KLA_INLINE void load_row(const void* src, int64_t dtype, int64_t offset, int64_t count,
-                         int64_t padded, T* dst) {
-  with_type(static_cast<char*>(const_cast<void*>(src)), dtype, offset, [=](auto* x) {
-    for (int64_t i = 0; i < count; ++i) dst[i] = static_cast<T>(decode(x[i]));
-  });
-  for (int64_t i = count; i < padded; ++i) dst[i] = 0;
+template <class F>
+KLA_INLINE void with_type(const void* data, int64_t dtype, F f) {
+  with_type(const_cast<void*>(data), dtype, [=](const auto* x) { f(x); });
 }
 
-template <class T>
-KLA_INLINE void store_row(void* dst, int64_t dtype, int64_t offset, int64_t count, const T* src) {
-  with_type(static_cast<char*>(dst), dtype, offset, [=](auto* x) {
-    for (int64_t i = 0; i < count; ++i) encode(src[i], x + i);
-  });
+// dst[0..count) = src, dst[count..padded) = 0. Whole blocks have a constant length and vectorise without
+// prologue or tail.
+template <class T, class S>
+KLA_INLINE void decode_row(const S* src, int64_t count, int64_t padded, T* dst) {
+  constexpr int kBlock = 16;
+  int64_t i = 0;
+  for (; i + kBlock <= count; i += kBlock)
+    for (int u = 0; u < kBlock; ++u) dst[i + u] = static_cast<T>(decode(src[i + u]));
+  for (; i < count; ++i) dst[i] = static_cast<T>(decode(src[i]));
+  for (; i < padded; ++i) dst[i] = 0;
 }
 
-KLA_INLINE void zero_row(void* dst, int64_t dtype, int64_t offset, int64_t count) {
-  with_type(static_cast<char*>(dst), dtype, offset,
-            [=](auto* x) { memset(x, 0, static_cast<size_t>(count) * sizeof(*x)); });
+template <class T, class S>
+KLA_INLINE void encode_row(const T* src, int64_t count, S* dst) {
+  constexpr int kBlock = 16;
+  int64_t i = 0;
+  for (; i + kBlock <= count; i += kBlock)
+    for (int u = 0; u < kBlock; ++u) encode(src[i + u], dst + i + u);
+  for (; i < count; ++i) encode(src[i], dst + i);
 }
 
 }  // namespace KLA_ISA_NAMESPACE

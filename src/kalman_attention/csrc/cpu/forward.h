@@ -9,14 +9,14 @@
 namespace kla {
 namespace KLA_ISA_NAMESPACE {
 
-template <class T>
+template <class T, int W>
 struct ForwardScratch {
   Stage<T> in;
-  State<T> state;
+  Tiles<T, W> state;
   T *y, *y_var;
 
   ForwardScratch(Arena& arena, const kla_scan_params& p, int64_t width)
-      : in(arena, width, p.N, p.T), state(arena, p.N, width) {
+      : in(arena, width, p.N, p.T), state(arena, p.N, kForwardFields, width) {
     const int64_t rows = std::min<int64_t>(p.T, KLA_CHUNK);
     y = arena.take<T>(rows * width);
     y_var = arena.take<T>(p.y_var ? rows * width : 0);
@@ -30,7 +30,7 @@ KLA_INLINE T* state_row(const void* base, const kla_scan_params& p, int64_t r) {
 }
 
 template <class M, class T, int W>
-void forward_chunk(const kla_scan_params& p, ForwardScratch<T>& x) {
+void forward_chunk(const kla_scan_params& p, ForwardScratch<T, W>& x) {
   for (int64_t d = 0; d < x.in.size; d += W * kLanes<T>) {
     if (M::kHasVariance && p.y_var)
       M::template forward<T, W, true>(x.in, x.state, d, x.y, x.y_var);
@@ -41,29 +41,29 @@ void forward_chunk(const kla_scan_params& p, ForwardScratch<T>& x) {
 
 template <class M, class T, int W>
 void forward_task(const kla_scan_params& p, const Groups& groups, int64_t r, int64_t g,
-                  ForwardScratch<T>& x) {
+                  ForwardScratch<T, W>& x) {
   const Row row = row_at(p, r);
-  const int64_t d0 = groups.begin(g), size = groups.size(g), width = groups.width;
-  const auto read = [&](const void* src, int64_t at, T* dst) {
-    load_state(state_row<T>(src, p, at), p.N, p.D, d0, size, width, dst);
+  const int64_t d0 = groups.begin(g), size = groups.size(g);
+  const auto read = [&](Field field, const void* src, int64_t at) {
+    x.state.load(field, state_row<T>(src, p, at), p.D, d0, size);
   };
-  const auto write = [&](const T* src, void* dst, int64_t at) {
-    if (dst) store_state(src, p.N, p.D, d0, size, width, state_row<T>(dst, p, at));
+  const auto write = [&](Field field, void* dst, int64_t at) {
+    if (dst) x.state.store(field, state_row<T>(dst, p, at), p.D, d0, size);
   };
-  read(p.a_bar, 0, x.state.a);
-  read(p.p_bar, 0, x.state.p);
-  read(p.mean_0, r, x.state.mu);
-  read(p.variance_0, r, x.state.s);
+  read(kA, p.a_bar, 0);
+  read(kP, p.p_bar, 0);
+  read(kMu, p.mean_0, r);
+  read(kS, p.variance_0, r);
   for (int64_t c = 0; c < row.chunks(); ++c) {
-    write(x.state.mu, p.checkpoints, row.chunk0 + c);
-    if (M::kHasVariance) write(x.state.s, p.checkpoints, num_chunks(p) + row.chunk0 + c);
+    write(kMu, p.checkpoints, row.chunk0 + c);
+    if (M::kHasVariance) write(kS, p.checkpoints, num_chunks(p) + row.chunk0 + c);
     x.in.load_chunk(p, row, c, d0, size);
     forward_chunk<M, T, W>(p, x);
     x.in.store_channels(p, row, d0, x.y, p.y, p.v.dtype);
     if (p.y_var) x.in.store_channels(p, row, d0, x.y_var, p.y_var, p.v.dtype);
   }
-  write(x.state.mu, p.mean, r);
-  write(x.state.s, p.variance, r);
+  write(kMu, p.mean, r);
+  write(kS, p.variance, r);
 }
 
 template <class M, class T, int W>
@@ -71,12 +71,12 @@ int run_forward(const kla_scan_params& p) {
   const Groups groups(p);
   const int64_t threads = useful_threads(p);
   Arena measure(nullptr);
-  ForwardScratch<T>(measure, p, groups.width);
+  ForwardScratch<T, W>(measure, p, groups.width);
   const Block block(measure.used() * static_cast<size_t>(threads));
   if (!block) return KLA_ERROR_MEMORY;
   auto task = [&](int64_t i, int worker) {
     Arena arena(block.data() + measure.used() * static_cast<size_t>(worker));
-    ForwardScratch<T> x(arena, p, groups.width);
+    ForwardScratch<T, W> x(arena, p, groups.width);
     forward_task<M, T, W>(p, groups, i / groups.count, i % groups.count, x);
   };
   parallel_for(threads, p.pool, p.R * groups.count, task);

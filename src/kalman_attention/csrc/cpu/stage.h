@@ -37,19 +37,22 @@ struct Stage {
     }
   }
 
-  // dst[j, :] = channels [d0, d0 + size) of live token j of x, zero beyond.
+  // dst[j, :] = columns [first, first + size) of live token j of x, zero up to padded.
+  void load_rows(const kla_array& x, const Row& row, int64_t first, int64_t size, int64_t padded,
+                 T* dst) const {
+    with_type(x.data, x.dtype, [&](const auto* data) {
+      const auto* src = data + row.b * x.stride_b + begin * x.stride_t + first;
+      for (int64_t j = 0; j < count; ++j)
+        decode_row(src + live[j] * x.stride_t, size, padded, dst + j * padded);
+    });
+  }
+
   void load_channels(const kla_array& x, const Row& row, int64_t d0, T* dst) const {
-    for (int64_t j = 0; j < count; ++j) {
-      const int64_t at = row.b * x.stride_b + (begin + live[j]) * x.stride_t + d0;
-      load_row(x.data, x.dtype, at, size, width, dst + j * width);
-    }
+    load_rows(x, row, d0, size, width, dst);
   }
 
   void load_slots(const kla_array& x, const Row& row, T* dst) const {
-    for (int64_t j = 0; j < count; ++j) {
-      const int64_t at = row.b * x.stride_b + (begin + live[j]) * x.stride_t;
-      load_row(x.data, x.dtype, at, N, N, dst + j * N);
-    }
+    load_rows(x, row, 0, N, N, dst);
   }
 
   void load_chunk(const kla_scan_params& p, const Row& row, int64_t chunk, int64_t d0, int64_t size_) {
@@ -66,32 +69,17 @@ struct Stage {
   // Writes src[j, :] to the live tokens of a contiguous [B, T, D] array and zeros to the masked ones.
   void store_channels(const kla_scan_params& p, const Row& row, int64_t d0, const T* src, void* out,
                       int64_t dtype) const {
-    for (int64_t t = 0, j = 0; t < tokens; ++t) {
-      const int64_t at = (row.b * p.T + begin + t) * p.D + d0;
-      if (j < count && live[j] == t)
-        store_row(out, dtype, at, size, src + j++ * width);
-      else
-        zero_row(out, dtype, at, size);
-    }
+    with_type(out, dtype, [&](auto* data) {
+      auto* dst = data + (row.b * p.T + begin) * p.D + d0;
+      for (int64_t t = 0, j = 0; t < tokens; ++t, dst += p.D) {
+        if (j < count && live[j] == t)
+          encode_row(src + j++ * width, size, dst);
+        else
+          memset(dst, 0, static_cast<size_t>(size) * sizeof(*dst));
+      }
+    });
   }
 };
-
-// Copies between a padded [N, width] scratch array and channels [d0, d0 + size) of an [N, D] array. A
-// null source reads as zero.
-template <class T>
-void load_state(const T* src, int64_t N, int64_t D, int64_t d0, int64_t size, int64_t width, T* dst) {
-  for (int64_t n = 0; n < N; ++n) {
-    const int64_t filled = src ? size : 0;
-    if (src) memcpy(dst + n * width, src + n * D + d0, static_cast<size_t>(size) * sizeof(T));
-    for (int64_t i = filled; i < width; ++i) dst[n * width + i] = 0;
-  }
-}
-
-template <class T>
-void store_state(const T* src, int64_t N, int64_t D, int64_t d0, int64_t size, int64_t width, T* dst) {
-  for (int64_t n = 0; n < N; ++n)
-    memcpy(dst + n * D + d0, src + n * width, static_cast<size_t>(size) * sizeof(T));
-}
 
 }  // namespace KLA_ISA_NAMESPACE
 }  // namespace kla
