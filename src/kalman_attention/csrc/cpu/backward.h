@@ -20,10 +20,10 @@ struct BackwardScratch {
   T* path;
   T* slot_sums;
 
-  BackwardScratch(Arena& arena, const kla_scan_params& p, int64_t width)
-      : in(arena, width, p.N, p.T),
-        state(arena, p.N, kBackwardFields, width),
-        sums(arena, std::min<int64_t>(p.T, KLA_CHUNK), p.N, width) {
+  BackwardScratch(Arena& arena, const kla_scan_params& p, const Groups& groups)
+      : in(arena, groups.pitch(), p.N, p.T),
+        state(arena, p.N, kBackwardFields, groups.width),
+        sums(arena, std::min<int64_t>(p.T, KLA_CHUNK), p.N, in.pitch) {
     const int64_t tokens = std::min<int64_t>(p.T, KLA_CHUNK);
     path = arena.take<T>((tokens + 1) * std::min(p.N, kSlotBlock) * kPathFields * W * kLanes<T>);
     slot_sums = arena.take<T>(tokens * p.N + kLanes<T>);
@@ -33,14 +33,14 @@ struct BackwardScratch {
 // Sums that several tasks contribute to, each in a place of its own.
 template <class T>
 struct Partials {
-  T *dk, *dq;        // [groups, tokens of the wave, N]
+  T *dk, *dq;        // [units, tokens of the wave, N]
   double *da, *dp;   // [rows of the wave, N, D]
   double *da_total, *dp_total;  // [N, D]
   int64_t tokens;
 
   Partials(Arena& arena, const kla_scan_params& p, const Groups& groups, const Waves& waves)
       : tokens(waves.max_tokens()) {
-    for (T** x : {&dk, &dq}) *x = arena.take<T>(groups.count * tokens * p.N);
+    for (T** x : {&dk, &dq}) *x = arena.take<T>(groups.units * tokens * p.N);
     for (double** x : {&da, &dp}) *x = arena.take<double>(waves.max_rows() * p.N * p.D);
     for (double** x : {&da_total, &dp_total}) *x = arena.take<double>(p.N * p.D);
   }
@@ -50,36 +50,42 @@ template <class M, class T, int W>
 struct Backward {
   const kla_scan_params& p;
   const kla_scan_grads& g;
+  const int64_t threads;
   const Groups groups;
   const Waves waves;
   Partials<T>* partials = nullptr;
 
   Backward(const kla_scan_params& params, const kla_scan_grads& grads)
-      : p(params), g(grads), groups(params), waves(params, groups) {}
+      : p(params),
+        g(grads),
+        threads(useful_threads(params)),
+        groups(params, threads),
+        waves(params, groups) {}
 
   using Scratch = BackwardScratch<T, W>;
 
-  void adjoint_chunk(Scratch& x) const {
-    for (int64_t d = 0; d < x.in.size; d += W * kLanes<T>)
+  void adjoint_unit(int64_t begin, int64_t end, Scratch& x) const {
+    for (int64_t d = begin; d < end; d += W * kLanes<T>)
       for (int64_t n0 = 0; n0 < p.N; n0 += kSlotBlock) {
         const int64_t n1 = std::min(p.N, n0 + kSlotBlock);
+        const bool first = d == begin;
         M::template replay<T, W>(x.in, x.state, d, n0, n1, x.path);
         if (M::kHasVariance && g.dy_var.data)
-          M::template adjoint<T, W, true>(x.in, x.state, d, n0, n1, x.path, x.sums);
+          M::template adjoint<T, W, true>(x.in, x.state, d, n0, n1, x.path, first, x.sums);
         else
-          M::template adjoint<T, W, false>(x.in, x.state, d, n0, n1, x.path, x.sums);
+          M::template adjoint<T, W, false>(x.in, x.state, d, n0, n1, x.path, first, x.sums);
       }
   }
 
   void load_output_grad(const kla_array& dy, const Row& row, int64_t d0, Scratch& x, T* dst) const {
     if (dy.data) return x.in.load_channels(dy, row, d0, dst);
-    std::fill(dst, dst + x.in.count * x.in.width, T(0));
+    std::fill(dst, dst + x.in.count * x.in.pitch, T(0));
   }
 
   // dv = lam_v acc_v and dlam_v = acc_lam + v acc_v, in place.
   void store_token_grads(const Row& row, int64_t d0, Scratch& x) const {
     T *acc_v = x.sums.acc_v, *acc_lam = x.sums.acc_lam;
-    for (int64_t i = 0; i < x.in.count * x.in.width; ++i) {
+    for (int64_t i = 0; i < x.in.count * x.in.pitch; ++i) {
       acc_lam[i] += x.in.v[i] * acc_v[i];
       acc_v[i] *= x.in.lam_v[i];
     }
@@ -111,11 +117,14 @@ struct Backward {
     x.in.load_chunk(p, row, c, d0, size);
     load_output_grad(g.dy, row, d0, x, x.sums.dy);
     if (g.dy_var.data) load_output_grad(g.dy_var, row, d0, x, x.sums.dy_var);
-    adjoint_chunk(x);
+    const int64_t token = waves.offset(wave, r) + c * KLA_CHUNK - wave.begin();
+    for (int64_t d = 0; d < size; d += groups.unit) {
+      adjoint_unit(d, std::min(size, d + groups.unit), x);
+      const int64_t at = ((d0 + d) / groups.unit * partials->tokens + token) * p.N;
+      store_slot_sums(x.sums.dk, x, partials->dk + at);
+      store_slot_sums(x.sums.dq, x, partials->dq + at);
+    }
     store_token_grads(row, d0, x);
-    const int64_t token = group * partials->tokens + waves.offset(wave, r) + c * KLA_CHUNK - wave.begin();
-    store_slot_sums(x.sums.dk, x, partials->dk + token * p.N);
-    store_slot_sums(x.sums.dq, x, partials->dq + token * p.N);
     x.state.add_to(kDa, partials->da + (r - wave.r0) * nd, p.D, d0, size);
     if (M::kHasVariance) x.state.add_to(kDp, partials->dp + (r - wave.r0) * nd, p.D, d0, size);
   }
@@ -141,7 +150,7 @@ struct Backward {
     if (M::kHasVariance) write(kDs, g.dvariance_0);
   }
 
-  // Second round of a wave: sums over groups, in order, for one row.
+  // Second round of a wave: sums over units, in order, for one row.
   void reduce_slots(const Wave& wave, int64_t r, const T* partial, void* out, int64_t dtype) const {
     const Row row = row_at(p, r);
     const int64_t count = (wave.end(row) - wave.begin()) * p.N;
@@ -153,8 +162,8 @@ struct Backward {
       for (int64_t i = 0; i < count; i += kBlock) {
         const int64_t length = std::min(kBlock, count - i);
         std::fill(sum, sum + length, T(0));
-        for (int64_t group = 0; group < groups.count; ++group) {
-          const T* x = from + group * partials->tokens * p.N + i;
+        for (int64_t unit = 0; unit < groups.units; ++unit) {
+          const T* x = from + unit * partials->tokens * p.N + i;
           for (int64_t j = 0; j < length; ++j) sum[j] += x[j];
         }
         encode_row(sum, length, data + to + i);
@@ -178,10 +187,10 @@ struct Backward {
     }
   }
 
-  void run_wave(const Wave& wave, int64_t threads, char* scratch, size_t stride) const {
+  void run_wave(const Wave& wave, char* scratch, size_t stride) const {
     auto walk = [&](int64_t i, int worker) {
       Arena arena(scratch + stride * static_cast<size_t>(worker));
-      Scratch x(arena, p, groups.width);
+      Scratch x(arena, p, groups);
       task(wave, wave.r0 + i / groups.count, i % groups.count, x);
     };
     parallel_for(threads, p.pool, (wave.r1 - wave.r0) * groups.count, walk);
@@ -195,9 +204,9 @@ struct Backward {
   }
 
   int run() {
-    const int64_t threads = useful_threads(p), nd = p.N * p.D;
+    const int64_t nd = p.N * p.D;
     Arena measure(nullptr), shared(nullptr);
-    Scratch(measure, p, groups.width);
+    Scratch(measure, p, groups);
     Partials<T>(shared, p, groups, waves);
     const Block scratch(measure.used() * static_cast<size_t>(threads)), block(shared.used());
     if (!scratch || !block) return KLA_ERROR_MEMORY;
@@ -213,7 +222,7 @@ struct Backward {
       const int64_t chunks = waves.chunks(r0, r1), slice = waves.slice(r0, r1);
       int64_t c0 = chunks == 0 ? 0 : (chunks - 1) / slice * slice;
       for (; c0 >= 0; c0 -= slice)
-        run_wave({r0, r1, c0, c0 + slice}, threads, scratch.data(), measure.used());
+        run_wave({r0, r1, c0, c0 + slice}, scratch.data(), measure.used());
       reduce_dynamics(r1 - r0);
     }
     store_dynamics();

@@ -15,11 +15,11 @@ struct ForwardScratch {
   Tiles<T, W> state;
   T *y, *y_var;
 
-  ForwardScratch(Arena& arena, const kla_scan_params& p, int64_t width)
-      : in(arena, width, p.N, p.T), state(arena, p.N, kForwardFields, width) {
+  ForwardScratch(Arena& arena, const kla_scan_params& p, const Groups& groups)
+      : in(arena, groups.pitch(), p.N, p.T), state(arena, p.N, kForwardFields, groups.width) {
     const int64_t rows = std::min<int64_t>(p.T, KLA_CHUNK);
-    y = arena.take<T>(rows * width);
-    y_var = arena.take<T>(p.y_var ? rows * width : 0);
+    y = arena.take<T>(rows * in.pitch);
+    y_var = arena.take<T>(p.y_var ? rows * in.pitch : 0);
   }
 };
 
@@ -68,15 +68,15 @@ void forward_task(const kla_scan_params& p, const Groups& groups, int64_t r, int
 
 template <class M, class T, int W>
 int run_forward(const kla_scan_params& p) {
-  const Groups groups(p);
   const int64_t threads = useful_threads(p);
+  const Groups groups(p, threads);
   Arena measure(nullptr);
-  ForwardScratch<T, W>(measure, p, groups.width);
+  ForwardScratch<T, W>(measure, p, groups);
   const Block block(measure.used() * static_cast<size_t>(threads));
   if (!block) return KLA_ERROR_MEMORY;
   auto task = [&](int64_t i, int worker) {
     Arena arena(block.data() + measure.used() * static_cast<size_t>(worker));
-    ForwardScratch<T, W> x(arena, p, groups.width);
+    ForwardScratch<T, W> x(arena, p, groups);
     forward_task<M, T, W>(p, groups, i / groups.count, i % groups.count, x);
   };
   parallel_for(threads, p.pool, p.R * groups.count, task);

@@ -19,7 +19,7 @@ struct Kalman {
     using V = Vec<T>;
     constexpr int L = kLanes<T>, X = W * L;
     for (int64_t j = 0; j < in.count; ++j) {
-      const int64_t row = j * in.width + d;
+      const int64_t row = j * in.pitch + d;
       V lam_v[W], lv[W], y_acc[W], var_acc[W];
       for (int w = 0; w < W; ++w) {
         lam_v[w] = load(in.lam_v + row + w * L);
@@ -62,8 +62,8 @@ struct Kalman {
     for (int64_t j = 0; j < in.count; ++j, path += step) {
       V lam_v[W], lv[W];
       for (int w = 0; w < W; ++w) {
-        lam_v[w] = load(in.lam_v + j * in.width + d + w * L);
-        lv[w] = load(in.lv + j * in.width + d + w * L);
+        lam_v[w] = load(in.lam_v + j * in.pitch + d + w * L);
+        lv[w] = load(in.lv + j * in.pitch + d + w * L);
       }
       const T *k = in.k + j * in.N, *k2 = in.k2 + j * in.N, *x = state.at(d, n0, 0);
       T* at = path;
@@ -83,15 +83,15 @@ struct Kalman {
   }
 
   // Walks the chunk backwards. acc_v collects sum_n k db, acc_lam sum_n k^2 dphi; dv and dlam_v follow
-  // from them once all slots are in.
+  // from them once all slots are in. `first` is set for the first tile of a unit.
   template <class T, int W, bool VAR>
   static void adjoint(const Stage<T>& in, const Tiles<T, W>& state, int64_t d, int64_t n0, int64_t n1,
-                      const T* path, Sums<T>& sums) {
+                      const T* path, bool first, Sums<T>& sums) {
     using V = Vec<T>;
     constexpr int L = kLanes<T>, X = W * L;
     const int64_t step = (n1 - n0) * kPathFields * X;
     for (int64_t j = in.count - 1; j >= 0; --j) {
-      const int64_t row = j * in.width + d;
+      const int64_t row = j * in.pitch + d;
       V lam_v[W], lv[W], dy[W], dy_var[W], acc_v[W], acc_lam[W];
       for (int w = 0; w < W; ++w) {
         lam_v[w] = load(in.lam_v + row + w * L);
@@ -128,7 +128,7 @@ struct Kalman {
           dq += dy[w] * load(after + kPathMu * X);
           if (VAR) dq += (2 * qn) * (dy_var[w] * s_new);
         }
-        sums.add_slot(j * in.N + n, d == 0, lv_db + 2 * kn * lam_dphi, dq);
+        sums.add_slot(j * in.N + n, first, lv_db + 2 * kn * lam_dphi, dq);
       }
       for (int w = 0; w < W; ++w) {
         store(sums.acc_v + row + w * L, acc_v[w]);

@@ -31,19 +31,6 @@ KLA_INLINE int64_t num_chunks(const kla_scan_params& p) {
   return p.cu_seqlens ? p.T / KLA_CHUNK + p.R : p.B * ((p.T + KLA_CHUNK - 1) / KLA_CHUNK);
 }
 
-// Channels are handled in groups: wide ones cost less staging, narrow ones give more tasks.
-struct Groups {
-  int64_t width, count, D;
-
-  explicit Groups(const kla_scan_params& p) : D(p.D) {
-    const bool few = p.R * ((p.D + 63) / 64) < 32;
-    width = few && p.N > 2 ? 32 : 64;
-    count = (p.D + width - 1) / width;
-  }
-  int64_t begin(int64_t g) const { return g * width; }
-  int64_t size(int64_t g) const { return std::min(width, D - begin(g)); }
-};
-
 // Hands out cache-line aligned arrays from one block; with a null block it only measures.
 class Arena {
  public:
@@ -86,6 +73,29 @@ KLA_INLINE int64_t useful_threads(const kla_scan_params& p) {
   const double cap = updates / kMinUpdatesPerThread;
   return std::max<int64_t>(1, cap < static_cast<double>(p.threads) ? static_cast<int64_t>(cap) : p.threads);
 }
+
+// Channels are cut into units; a unit is what dk and dq are first summed over, so its width follows from
+// the shape. A task takes a run of adjacent units: how many is free, since every unit is computed the
+// same way in any company. Long runs touch fewer pages per token, short runs give more tasks.
+struct Groups {
+  int64_t D, unit, units;
+  int64_t width, count;  // channels per task, tasks per row
+
+  Groups(const kla_scan_params& p, int64_t threads) : D(p.D) {
+    const bool few = p.R * ((p.D + 63) / 64) < 8;
+    unit = few && p.N > 2 ? 32 : 64;
+    units = (p.D + unit - 1) / unit;
+    const int64_t longest = std::min<int64_t>(units, 192 / unit);
+    const int64_t run = std::max<int64_t>(1, std::min(longest, p.R * units / (4 * threads)));
+    width = run * unit;
+    count = (units + run - 1) / run;
+  }
+  int64_t begin(int64_t g) const { return g * width; }
+  int64_t size(int64_t g) const { return std::min(width, D - begin(g)); }
+  // Row length of staged arrays: a little more than the width, because rows a power of two apart would
+  // all fall into the same cache sets.
+  int64_t pitch() const { return width + 16; }
+};
 
 }  // namespace KLA_ISA_NAMESPACE
 }  // namespace kla

@@ -11,18 +11,18 @@ namespace KLA_ISA_NAMESPACE {
 
 template <class T>
 struct Stage {
-  int64_t width, N;      // row length of the channel arrays and of the slot arrays
+  int64_t pitch, N;      // row length of the channel arrays and of the slot arrays
   int64_t size = 0;      // channels in use
   int64_t count = 0;     // live tokens: a masked token is simply not there
   int64_t begin = 0;     // first token of the chunk
   int64_t tokens = 0;    // tokens of the chunk, masked ones included
   int32_t live[KLA_CHUNK];
-  T *v, *lam_v, *lv;     // [chunk, width], lv = lam_v v
+  T *v, *lam_v, *lv;     // [chunk, pitch], lv = lam_v v
   T *k, *k2, *q;         // [chunk, N], k2 = k^2
 
-  Stage(Arena& arena, int64_t width_, int64_t N_, int64_t T_) : width(width_), N(N_) {
+  Stage(Arena& arena, int64_t pitch_, int64_t N_, int64_t T_) : pitch(pitch_), N(N_) {
     const int64_t rows = std::min<int64_t>(T_, KLA_CHUNK);
-    for (T** x : {&v, &lam_v, &lv}) *x = arena.take<T>(rows * width);
+    for (T** x : {&v, &lam_v, &lv}) *x = arena.take<T>(rows * pitch);
     for (T** x : {&k, &k2, &q}) *x = arena.take<T>(rows * N);
   }
 
@@ -48,7 +48,7 @@ struct Stage {
   }
 
   void load_channels(const kla_array& x, const Row& row, int64_t d0, T* dst) const {
-    load_rows(x, row, d0, size, width, dst);
+    load_rows(x, row, d0, size, pitch, dst);
   }
 
   void load_slots(const kla_array& x, const Row& row, T* dst) const {
@@ -62,7 +62,7 @@ struct Stage {
     load_channels(p.lam_v, row, d0, lam_v);
     load_slots(p.k, row, k);
     load_slots(p.q, row, q);
-    for (int64_t i = 0; i < count * width; ++i) lv[i] = lam_v[i] * v[i];
+    for (int64_t i = 0; i < count * pitch; ++i) lv[i] = lam_v[i] * v[i];
     for (int64_t i = 0; i < count * N; ++i) k2[i] = k[i] * k[i];
   }
 
@@ -73,7 +73,7 @@ struct Stage {
       auto* dst = data + (row.b * p.T + begin) * p.D + d0;
       for (int64_t t = 0, j = 0; t < tokens; ++t, dst += p.D) {
         if (j < count && live[j] == t)
-          encode_row(src + j++ * width, size, dst);
+          encode_row(src + j++ * pitch, size, dst);
         else
           memset(dst, 0, static_cast<size_t>(size) * sizeof(*dst));
       }

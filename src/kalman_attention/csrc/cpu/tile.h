@@ -65,12 +65,12 @@ enum PathField { kPathS, kPathMu, kPathR, kPathFields };
 // What the adjoint of a group collects over slots, tiles and tokens.
 template <class T>
 struct Sums {
-  T *dy, *dy_var;      // [chunk, width], inputs
-  T *acc_v, *acc_lam;  // [chunk, width], sums over slots
-  T *dk, *dq;          // [chunk * N, lanes], sums over tiles: one vector per token and slot
+  T *dy, *dy_var;      // [chunk, pitch], inputs
+  T *acc_v, *acc_lam;  // [chunk, pitch], sums over slots
+  T *dk, *dq;          // [chunk * N, lanes], sums over the tiles of a unit: one vector per token and slot
 
-  Sums(Arena& arena, int64_t tokens, int64_t N, int64_t width) {
-    for (T** x : {&dy, &dy_var, &acc_v, &acc_lam}) *x = arena.take<T>(tokens * width);
+  Sums(Arena& arena, int64_t tokens, int64_t N, int64_t pitch) {
+    for (T** x : {&dy, &dy_var, &acc_v, &acc_lam}) *x = arena.take<T>(tokens * pitch);
     for (T** x : {&dk, &dq}) *x = arena.take<T>((tokens * N + kLanes<T>) * kLanes<T>);
   }
 

@@ -1,5 +1,5 @@
-// The backward pass in waves. dk and dq sum over channels: every channel group writes partial sums of
-// its own, and a second round adds them in group order, so no atomics and one fixed order. To keep the
+// The backward pass in waves. dk and dq sum over channels: every unit of channels writes partial sums of
+// its own, and a second round adds them in unit order, so no atomics and one fixed order. To keep the
 // partials small, and in cache, a call is cut into waves: chunks [c0, c1) of rows [r0, r1). Between two
 // waves of a row its adjoint waits in dmean_0 and dvariance_0.
 #ifndef KLA_CPU_WAVES_H
@@ -23,8 +23,8 @@ class Waves {
   Waves(const kla_scan_params& p, const Groups& groups) : p_(p) {
     constexpr int64_t kPartials = 1 << 20;  // numbers for dk, and as many for dq
     constexpr int64_t kTasks = 128;         // enough for the widest machine, few enough for memory
-    budget_ = std::max<int64_t>(kPartials / (groups.count * p.N), 4 * KLA_CHUNK);
-    max_rows_ = std::min(p.R, std::max<int64_t>(1, kTasks / groups.count));
+    budget_ = std::max<int64_t>(kPartials / (groups.units * p.N), 4 * KLA_CHUNK);
+    max_rows_ = std::min(p.R, std::max<int64_t>(1, kTasks / groups.units));
   }
 
   int64_t max_rows() const { return max_rows_; }
