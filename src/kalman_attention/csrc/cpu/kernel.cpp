@@ -4,6 +4,7 @@
 #include "backward.h"
 #include "forward.h"
 #include "kalman.h"
+#include "step.h"
 
 namespace kla {
 namespace KLA_ISA_NAMESPACE {
@@ -33,7 +34,11 @@ int with_types(const kla_scan_params& p, const Args&... args) {
   return with_width<Call, Kalman, float>(p, args...);
 }
 
-int forward(const kla_scan_params& p) { return with_types<ForwardCall>(p); }
+int forward(const kla_scan_params& p) {
+  if (p.T == 1 && p.cu_seqlens == nullptr && p.checkpoints == nullptr)
+    return p.compute == KLA_FLOAT64 ? run_step<double>(p) : run_step<float>(p);
+  return with_types<ForwardCall>(p);
+}
 
 int backward(const kla_scan_params& p, const kla_scan_grads& g) {
   return with_types<BackwardCall>(p, g);

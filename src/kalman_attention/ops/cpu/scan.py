@@ -103,11 +103,23 @@ def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
     Returns:
         y and y_var ``[B, D]``, the new belief, no checkpoints.
     """
-    x = _prepare(inputs)
-    y = torch.empty(x.v.shape, dtype=x.v.dtype)
-    y_var = torch.empty_like(y) if return_variance else None
-    mean, variance = torch.empty_like(x.mean_0), torch.empty_like(x.mean_0)
-    params = _pack(x, y, y_var, mean, variance, None, "auto", "auto")
+    # Written out flat: at a few microseconds per kernel call every helper would show.
+    dtype = torch.float64 if inputs.v.dtype is torch.float64 else torch.float32
+    v, lam_v, k, q, a_bar, p_bar, mean_0, variance_0, mask, _ = inputs
+    v, lam_v, k, q = v.contiguous(), lam_v.contiguous(), k.contiguous(), q.contiguous()
+    a_bar, p_bar = _dense(a_bar, dtype), _dense(p_bar, dtype)
+    mean_0, variance_0 = _dense(mean_0, dtype), _dense(variance_0, dtype)
+    R, N, D = mean_0.shape
+    y, mean, variance = torch.empty_like(v), torch.empty_like(mean_0), torch.empty_like(mean_0)
+    y_var = torch.empty_like(v) if return_variance else None
+    params = _PARAMS.pack(
+        *(ABI_VERSION, _KALMAN, _DTYPES[dtype], 0, 0, torch.get_num_threads(), R, 1, N, D, R),
+        *(v.data_ptr(), D, 0, _DTYPES[v.dtype], lam_v.data_ptr(), D, 0, _DTYPES[lam_v.dtype]),
+        *(k.data_ptr(), N, 0, _DTYPES[k.dtype], q.data_ptr(), N, 0, _DTYPES[q.dtype]),
+        *(_NO_ARRAY if mask is None else (mask.data_ptr(), mask.stride(0), 0, 0)),
+        *(a_bar.data_ptr(), p_bar.data_ptr(), mean_0.data_ptr(), variance_0.data_ptr(), 0),
+        *(y.data_ptr(), _at(y_var), mean.data_ptr(), variance.data_ptr(), 0),
+    )
     check(load().kla_scan_forward(params))
     return ScanResult(y, y_var, mean, variance, None)
 
@@ -122,8 +134,7 @@ def _pack(
     isa: str,
     pool: str,
 ) -> bytes:
-    (R, N, D), B = x.mean_0.shape, x.v.shape[0]
-    T = x.v.shape[1] if x.v.dim() == 3 else 1
+    (R, N, D), (B, T, _) = x.mean_0.shape, x.v.shape
     return _PARAMS.pack(
         *(ABI_VERSION, _KALMAN, _DTYPES[x.mean_0.dtype], ISA[isa], POOL[pool]),
         *(torch.get_num_threads(), B, T, N, D, R),
@@ -131,7 +142,7 @@ def _pack(
         *_array(x.lam_v),
         *_array(x.k),
         *_array(x.q),
-        *(_NO_ARRAY if x.mask is None else (x.mask.data_ptr(), *_strides(x.mask, 1), 0)),
+        *(_NO_ARRAY if x.mask is None else (x.mask.data_ptr(), *x.mask.stride(), 0)),
         *(x.a_bar.data_ptr(), x.p_bar.data_ptr(), x.mean_0.data_ptr(), x.variance_0.data_ptr()),
         *(_at(x.cu_seqlens), _at(y), _at(y_var), _at(mean), _at(variance), _at(checkpoints)),
     )
@@ -162,20 +173,14 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _dense(x: Tensor, dtype: torch.dtype) -> Tensor:
-    x = x if x.dtype == dtype else x.to(dtype)
-    return x if x.is_contiguous() else x.contiguous()
+    # Asking first is ten times cheaper than a Tensor.to that has nothing to do.
+    return x.contiguous() if x.dtype is dtype else x.to(dtype).contiguous()
 
 
 def _array(x: Tensor | None) -> tuple[int, int, int, int]:
     if x is None:
         return _NO_ARRAY
-    return (x.data_ptr(), *_strides(x, 2), _DTYPES[x.dtype])
-
-
-def _strides(x: Tensor, with_time: int) -> tuple[int, int]:
-    """Strides of B and T; a single step has no T."""
-    stride = x.stride()
-    return stride[0], stride[1] if len(stride) > with_time else 0
+    return (x.data_ptr(), x.stride(0), x.stride(1), _DTYPES[x.dtype])
 
 
 def _at(x: Tensor | None) -> int:
