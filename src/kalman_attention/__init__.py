@@ -7,6 +7,12 @@
 from kalman_attention.filtering.moment import KLAState as KLAState
 from kalman_attention.filtering.ou import discretise as discretise
 
+# losses
+from kalman_attention.losses import marginal_nll as marginal_nll
+from kalman_attention.losses import (
+    posterior_mean_cross_entropy as posterior_mean_cross_entropy,
+)
+
 # ops
 from kalman_attention.ops.checks import value_checks as value_checks
 from kalman_attention.ops.kla_scan import kla_scan as kla_scan

@@ -14,6 +14,7 @@ from typing import cast
 import torch
 
 from kalman_attention.ops.contract import EngineModule
+from kalman_attention.ops.cpu import library
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -28,6 +29,7 @@ class Engine:
         devices: device types it serves; empty means any.
         dtypes: dtypes of v it serves.
         location: ``module`` or ``module:attribute`` that has forward and backward.
+        eager_only: cannot run inside a compiled or exported graph.
         missing: says what is missing on this machine, or None.
     """
 
@@ -36,6 +38,7 @@ class Engine:
     devices: tuple[str, ...]
     location: str
     dtypes: tuple[torch.dtype, ...] = _FLOATS
+    eager_only: bool = False
     missing: Callable[[], str | None] = lambda: None
 
     def load(self) -> EngineModule:
@@ -49,7 +52,10 @@ class Engine:
         if dtype not in self.dtypes:
             names = ", ".join(str(d).removeprefix("torch.") for d in self.dtypes)
             return f"it takes {names}, v is {str(dtype).removeprefix('torch.')}"
-        return self.missing()
+        if self.eager_only and torch.compiler.is_compiling():
+            return "it does not run inside compiled or exported graphs"
+        missing: str | None = _missing(self.name)
+        return missing
 
 
 @functools.cache
@@ -57,6 +63,12 @@ def _load(location: str) -> EngineModule:
     module, _, attribute = location.partition(":")
     found = importlib.import_module(module)
     return cast(EngineModule, getattr(found, attribute) if attribute else found)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _missing(name: str) -> str | None:
+    """What engine ``name`` lacks on this machine. A constant for graphs: nothing to trace here."""
+    return ENGINES[name].missing()
 
 
 def _torch_scan_missing() -> str | None:
@@ -70,6 +82,13 @@ _PACKAGE = "kalman_attention.ops"
 ENGINES = {
     engine.name: engine
     for engine in (
+        Engine(
+            name="cpu",
+            summary="fused native loop, vectorised over channels and threaded",
+            devices=("cpu",),
+            location=f"{_PACKAGE}.cpu",
+            missing=library.why_not,
+        ),
         Engine(
             name="associative",
             summary="chunked projective scan in plain torch operations",
@@ -87,11 +106,15 @@ ENGINES = {
             summary="projective scan by torch's private associative_scan, for comparison",
             devices=("cpu", "cuda"),
             location=f"{_PACKAGE}.expanded:torch_associative",
+            eager_only=True,  # torch's scan uses vmap inside, which fails under dispatch modes
             missing=_torch_scan_missing,
         ),
     )
 }
 """Every engine behind the registered op, in the order ``auto`` prefers them."""
+
+NATIVE = "cpu"
+"""The engine with a single-token kernel of its own."""
 
 REFERENCE = "reference"
 """The loop of ``ops/reference.py``: plain torch code, differentiated by autograd, no op."""
