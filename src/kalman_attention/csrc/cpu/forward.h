@@ -32,10 +32,13 @@ KLA_INLINE T* state_row(const void* base, const kla_scan_params& p, int64_t r) {
 template <class M, class T, int W>
 void forward_chunk(const kla_scan_params& p, ForwardScratch<T, W>& x) {
   for (int64_t d = 0; d < x.in.size; d += W * kLanes<T>) {
-    if (M::kHasVariance && p.y_var)
-      M::template forward<T, W, true>(x.in, x.state, d, x.y, x.y_var);
-    else
-      M::template forward<T, W, false>(x.in, x.state, d, x.y, x.y_var);
+    if constexpr (M::kHasVariance) {
+      if (p.y_var) {
+        M::template forward<T, W, true>(x.in, x.state, d, x.y, x.y_var);
+        continue;
+      }
+    }
+    M::template forward<T, W, false>(x.in, x.state, d, x.y, x.y_var);
   }
 }
 
