@@ -28,21 +28,33 @@ KLA_LANE Decay<V> split_decay(V a) {
   return {a, keep, rest};
 }
 
+// r = 1 / (1 + x) for x = phi P, without the rounding of 1 + x: a weak token (x < 1) is kept as
+// h = 1 - r = x r >= 0, a strong one as h = -r < 0. Tokens with x below the spacing of floats at 1 would
+// otherwise not count at all, and long runs of them do count.
+template <class V>
+KLA_LANE V times_r(V h, V value) {
+  return (h >= 0 ? value : V{}) - h * value;
+}
+
 template <class V>
 struct FilterStep {
   V s, mu;  // the new belief
-  V r;      // 1 / (1 + phi P)
+  V h;      // r, in the form that times_r takes
 };
 
-// One token in moment form: P = a^2 s + p, r = 1 / (1 + phi P), s' = P r, mu' = r (a mu + P b). The new
+// One token in moment form: P = a^2 s + p, r = 1 / (1 + phi P), s' = r P, mu' = r (a mu + P b). The new
 // variance is rounded once, after r: the evidence dithers that rounding, so it does not drift either.
 template <class V>
 KLA_LANE FilterStep<V> filter_step(Decay<V> f, V p, V phi, V b, V s, V mu) {
+  const V zero{}, minus_one = zero - 1;
   V kept = f.keep * s;
   V moved = f.rest * s + p;
   V P = kept + moved;
-  V r = 1 / (1 + phi * P);
-  return {kept * r + moved * r, r * (f.a * mu + P * b), r};
+  V x = phi * P;
+  const auto weak = x < 1;
+  V h = (weak ? x : minus_one) / (1 + x);
+  V m = f.a * mu + P * b;
+  return {(weak ? kept : zero) + ((weak ? moved : zero) - h * P), (weak ? m : zero) - h * m, h};
 }
 
 template <class V>
@@ -52,16 +64,16 @@ struct FilterGrad {
 };
 
 // Adjoint of filter_step. s and mu are the belief before the token, s_new the variance after it; dmu
-// and ds are the adjoints of the new belief. r comes from the replay: 1 - phi s_new would cancel.
+// and ds are the adjoints of the new belief. h comes from the replay: 1 - phi s_new would cancel.
 template <class V>
-KLA_LANE FilterGrad<V> filter_adjoint(Decay<V> f, V phi, V b, V s, V mu, V s_new, V r, V dmu, V ds) {
-  V g = r * dmu;
-  V gm = g * (f.a * mu);
+KLA_LANE FilterGrad<V> filter_adjoint(Decay<V> f, V phi, V b, V s, V mu, V s_new, V h, V dmu, V ds) {
+  V dm = times_r(h, dmu);
+  V mu_dm = dm * (f.a * mu);
   V dS = ds + b * dmu;
-  V dP = r * (r * dS - phi * gm);
+  V dP = times_r(h, times_r(h, dS) - phi * mu_dm);
   V a_dP = f.a * dP;
-  return {f.a * g, f.keep * dP + f.rest * dP, mu * g + s * (a_dP + a_dP), dP, s_new * dmu,
-          -(s_new * (s_new * dS + gm))};
+  return {f.a * dm, f.keep * dP + f.rest * dP, mu * dm + s * (a_dP + a_dP), dP, s_new * dmu,
+          -(s_new * (s_new * dS + mu_dm))};
 }
 
 }  // namespace kla

@@ -76,7 +76,7 @@ struct Kalman {
                                            kn * lv[w], load(now + kPathS * X), load(now + kPathMu * X));
           store(after + kPathS * X, next.s);
           store(after + kPathMu * X, next.mu);
-          store(now + kPathR * X, next.r);
+          store(now + kPathR * X, next.h);
         }
       }
     }

@@ -80,7 +80,7 @@ KLA_INLINE Decay<Vec<T>> load_decay(const T* lane) {
 }
 
 // A chunk replayed for one tile and a block of slots, [chunk + 1, slots, 3, lanes of a tile]: the belief
-// before each token and the r of the token.
+// before each token and the r of the token (its h, see lane.h).
 enum PathField { kPathS, kPathMu, kPathR, kPathFields };
 
 // What the adjoint of a group collects over slots, tiles and tokens.
