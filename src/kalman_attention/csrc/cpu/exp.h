@@ -1,5 +1,5 @@
 // exp of a vector, to about one unit in the last place: x = n ln 2 + r, a Taylor polynomial in r, and n
-// put into the exponent. Below about -87 (float) or -708 (double) the result is 0, NaN stays NaN.
+// put into the exponent. Below about -86.6 (float) or -707.7 (double) the result is 0, NaN stays NaN.
 #ifndef KLA_CPU_EXP_H
 #define KLA_CPU_EXP_H
 

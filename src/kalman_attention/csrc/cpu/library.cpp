@@ -15,9 +15,14 @@ bool can_run(int64_t isa) {
 #ifdef KLA_WITH_AVX
     case KLA_ISA_AVX2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#ifdef KLA_EMULATE_AVX512
+    case KLA_ISA_AVX512:
+      return can_run(KLA_ISA_AVX2);
+#else
     case KLA_ISA_AVX512:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
+#endif
 #endif
     default:
       return false;

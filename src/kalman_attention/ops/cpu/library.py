@@ -5,13 +5,15 @@ Importing this module never fails and loads nothing; the library is opened at fi
 
 import ctypes
 import functools
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 ABI_VERSION = 1
-LIBRARY = Path(__file__).with_name("_kla_cpu.so")
+LIBRARY = Path(os.environ.get("KLA_CPU_LIBRARY") or Path(__file__).with_name("_kla_cpu.so"))
+"""The shared library; the environment variable names another build, say one with sanitizers."""
 ISA = {"auto": 0, "baseline": 1, "avx2": 2, "avx512": 3}
 POOL = {"auto": 0, "threads": 1, "openmp": 2}
 

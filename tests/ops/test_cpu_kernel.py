@@ -1,0 +1,292 @@
+"""What only the native engine has: instruction sets, threads, fork, the library itself."""
+
+import itertools
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kalman_attention.ops import cpu
+from kalman_attention.ops.contract import (
+    LinearScanGrads,
+    LinearScanInputs,
+    LinearScanResult,
+    ScanGrads,
+    ScanInputs,
+    ScanResult,
+)
+from kalman_attention.ops.cpu import library
+
+REASON = cpu.why_not()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+ISAS = cpu.info().isas if REASON is None else ()
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def draw(
+    B: int, T: int, N: int, D: int, rows: int | None = None, dtype: torch.dtype = torch.float32
+) -> ScanInputs:
+    generator = torch.Generator().manual_seed(T + N + D)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator, dtype=dtype)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=dtype)
+
+    R = rows or B
+    return ScanInputs(
+        normal(B, T, D),
+        uniform(B, T, D),
+        normal(B, T, N),
+        normal(B, T, N),
+        0.5 + 0.5 * uniform(N, D),
+        0.1 * uniform(N, D),
+        normal(R, N, D),
+        0.5 + uniform(R, N, D),
+        None,
+        None,
+    )
+
+
+def both(x: ScanInputs, **options: str) -> tuple[ScanResult, ScanGrads]:
+    out = cpu.forward(x, return_variance=True, save=True, **options)  # type: ignore[arg-type]
+    assert out.checkpoints is not None
+    dy = torch.ones_like(x.v)
+    grads = cpu.backward(
+        x,
+        out.checkpoints,
+        dy,
+        dy,
+        x.mean_0,
+        x.variance_0,
+        **options,  # type: ignore[arg-type]
+    )
+    return out, grads
+
+
+def flat(x: tuple[ScanResult, ScanGrads]) -> list[Tensor]:
+    return [t for part in x for t in part if t is not None]
+
+
+SHAPES = {
+    "model": draw(1, 300, 16, 200),
+    "batch": draw(40, 70, 8, 64),
+    "narrow": draw(1, 5000, 3, 5),
+    "documents": draw(1, 700, 4, 40, rows=5)._replace(
+        cu_seqlens=torch.tensor([0, 0, 3, 500, 640, 700])
+    ),
+    "masked": draw(3, 150, 4, 40)._replace(mask=torch.rand(3, 150) < 0.7),
+    "few slots": draw(2, 100, 1, 300),
+}
+EVERY_SHAPE = pytest.mark.parametrize("x", SHAPES.values(), ids=SHAPES.keys())
+
+
+@EVERY_SHAPE
+def test_bits_do_not_depend_on_threads_or_pool(x: ScanInputs) -> None:
+    torch.set_num_threads(1)
+    expected = flat(both(x))
+    for threads in (2, 7):
+        torch.set_num_threads(threads)
+        for pool in ("auto", "threads"):
+            for got, wanted in zip(flat(both(x, pool=pool)), expected, strict=True):
+                assert torch.equal(got, wanted)
+
+
+@EVERY_SHAPE
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_instruction_set(isa: str, x: ScanInputs) -> None:
+    exact = ScanInputs(
+        *(t.double() if t is not None and t.dtype.is_floating_point else t for t in x)
+    )
+    for got, wanted in zip(flat(both(x, isa=isa)), flat(both(exact)), strict=True):
+        assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+def test_strided_inputs_are_read_in_place() -> None:
+    x = draw(2, 90, 4, 24)
+    wide = torch.randn(90, 2, 3 * 24)
+    v, k = wide[..., 24:48].transpose(0, 1), torch.randn(2, 90, 9)[..., 2:6]
+    lam_v = x.lam_v[:, :1].expand(-1, 90, -1)
+    strided = x._replace(v=v, lam_v=lam_v, k=k)
+    dense = x._replace(v=v.contiguous(), lam_v=lam_v.contiguous(), k=k.contiguous())
+    for got, wanted in zip(flat(both(strided)), flat(both(dense)), strict=True):
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_step_is_one_token_of_the_scan(dtype: torch.dtype) -> None:
+    x = draw(3, 1, 5, 37, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    x = ScanInputs(*(t.to(dtype) for t in x[:4]), *x[4:])
+    mask = torch.tensor([True, False, True])
+    whole = cpu.forward(x._replace(mask=mask[:, None]), return_variance=True, save=True)
+    token = x._replace(mask=mask, **{n: getattr(x, n)[:, 0] for n in ("v", "lam_v", "k", "q")})
+    one = cpu.step(token, return_variance=True)
+    assert whole.y_var is not None
+    torch.testing.assert_close(one.y, whole.y[:, 0])
+    torch.testing.assert_close(one.y_var, whole.y_var[:, 0])
+    torch.testing.assert_close(one.mean, whole.mean)
+    assert torch.equal(one.variance[1], x.variance_0[1])
+
+
+def test_nan_comes_out_as_nan() -> None:
+    x = draw(1, 100, 4, 16)
+    x.v[0, 50, 3] = float("nan")
+    y = cpu.forward(x, return_variance=False, save=False).y
+    assert y[0, 50:, 3].isnan().all()
+    assert y[0, :50].isfinite().all()
+    assert y[0, :, :3].isfinite().all()
+
+
+def test_denormals_of_the_caller_are_left_alone() -> None:
+    both(draw(2, 70, 4, 8))
+    tiny = torch.tensor(1e-40)
+    assert (tiny * 0.5).item() > 0
+
+
+def test_calls_from_many_threads() -> None:
+    inputs = [draw(2, 100 + i, 4, 40) for i in range(8)]
+    expected = [flat(both(x)) for x in inputs]
+    with ThreadPoolExecutor(8) as workers:
+        for got, wanted in zip(workers.map(both, inputs), expected, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(flat(got), wanted, strict=True))
+
+
+def _in_child(queue: "multiprocessing.Queue[tuple[str, bytes]]") -> None:
+    # Nothing but the kernel: torch's own parallel operations hang in a forked child, and filling
+    # empty tensors with NaN is one of them.
+    torch.use_deterministic_algorithms(False)
+    y = cpu.forward(SHAPES["model"], return_variance=False, save=False).y
+    queue.put((cpu.info().pool, y.numpy().tobytes()))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_works_after_fork() -> None:
+    torch.set_num_threads(2)
+    expected = cpu.forward(SHAPES["model"], return_variance=False, save=False).y
+    context = multiprocessing.get_context("fork")
+    queue: multiprocessing.Queue[tuple[str, bytes]] = context.Queue()
+    child = context.Process(target=_in_child, args=(queue,), daemon=True)
+    child.start()
+    pool, found = queue.get(timeout=60)
+    child.join(timeout=60)
+    assert child.exitcode == 0
+    assert pool == "threads"
+    assert found == expected.numpy().tobytes()
+
+
+def test_failures_become_exceptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MemoryError, match="not enough memory"):
+        library.check(4)
+    with pytest.raises(RuntimeError, match="instruction set"):
+        library.check(2)
+    monkeypatch.setattr(cpu.call, "ABI_VERSION", 99)
+    with pytest.raises(RuntimeError, match="different versions"):
+        cpu.forward(draw(1, 3, 2, 4), return_variance=False, save=False)
+
+
+def test_a_missing_library_is_explained(tmp_path: Path) -> None:
+    code = (
+        "import kalman_attention.ops.cpu as cpu; print(cpu.why_not()); "
+        "import kalman_attention.ops.engines as e, torch; "
+        "print(e.resolve('auto', torch.device('cpu'), torch.float32))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={"KLA_CPU_LIBRARY": str(tmp_path / "none.so"), "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "was not built" in done.stdout
+    assert "compiler" in done.stdout
+    assert "cpu" not in done.stdout.splitlines()[-1]
+
+
+def linear_loop(x: LinearScanInputs) -> tuple[Tensor, Tensor]:
+    h, y = x.h_0, []
+    for t in range(x.x.shape[1]):
+        dt = x.dt[:, t, None]
+        token = torch.exp(dt * x.A) * h + dt * x.x[:, t, None] * x.B[:, t, :, None]
+        real = True if x.mask is None else x.mask[:, t, None, None]
+        h = torch.where(torch.as_tensor(real), token, h)
+        read = (x.C[:, t, :, None] * h).sum(1)
+        y.append(read)
+    out = torch.stack(y, 1)
+    return (out if x.mask is None else out * x.mask[..., None]), h
+
+
+def draw_linear(B: int, T: int, N: int, D: int) -> LinearScanInputs:
+    x = draw(B, T, N, D, dtype=torch.float64)
+    return LinearScanInputs(x.v, x.lam_v, -5 * x.variance_0[0], x.k, x.q, x.mean_0, None, None)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("masked", [False, True], ids=["all tokens", "masked"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_linear_scan(isa: str, masked: bool, dtype: torch.dtype) -> None:
+    x = draw_linear(2, 131, 5, 41)
+    if masked:
+        x = x._replace(mask=torch.rand(2, 131) < 0.7)
+    leaves = [t.detach().clone().requires_grad_() for t in x[:6]]
+    y, h = linear_loop(LinearScanInputs(*leaves, *x[6:]))
+    dy, dh = torch.randn_like(y), torch.randn_like(h)
+    wanted = torch.autograd.grad([y, h], leaves, [dy, dh])
+    low = LinearScanInputs(*(t.to(dtype) for t in x[:6]), *x[6:])
+    out = cpu.linear_forward(low, save=True, isa=isa)
+    assert isinstance(out, LinearScanResult)
+    assert out.checkpoints is not None
+    grads = cpu.linear_backward(low, out.checkpoints, dy.to(dtype), dh.to(dtype), isa=isa)
+    assert isinstance(grads, LinearScanGrads)
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    for a, b in zip((out.y, out.h, *grads), (y, h, *wanted), strict=True):
+        assert (a - b).abs().max() <= tolerance * b.abs().max()
+
+
+def test_linear_scan_of_documents() -> None:
+    x = draw_linear(1, 200, 3, 20)
+    ends = [0, 0, 70, 71, 200]
+    h_0 = torch.randn(4, 3, 20, dtype=torch.float64)
+    packed = x._replace(h_0=h_0, cu_seqlens=torch.tensor(ends))
+    out = cpu.linear_forward(packed, save=True)
+    for i, (t0, t1) in enumerate(itertools.pairwise(ends)):
+        alone = LinearScanInputs(
+            *(t[:, t0:t1] for t in (x.x, x.dt)),
+            x.A,
+            *(t[:, t0:t1] for t in (x.B, x.C)),
+            h_0[i : i + 1],
+            None,
+            None,
+        )
+        part = cpu.linear_forward(alone, save=False)
+        torch.testing.assert_close(out.y[:, t0:t1], part.y)
+        torch.testing.assert_close(out.h[i], part.h[0])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_exp_is_exact_to_two_units(isa: str, dtype: torch.dtype) -> None:
+    low, high = (-86.0, 88.0) if dtype == torch.float32 else (-707.0, 709.0)
+    x = torch.cat([torch.linspace(low, high, 50_000), -torch.logspace(-8, 1.9, 50_000)]).to(dtype)
+    special = torch.tensor([0.0, -torch.inf, -1e9, 1e9, torch.inf, torch.nan], dtype=dtype)
+    x = torch.cat([special, x])
+    one, zero = torch.ones(1, 1, len(x), dtype=dtype), torch.zeros(1, 1, 1, dtype=dtype)
+    # With B = 0 and h = 1 the new state is exp(dt A).
+    inputs = LinearScanInputs(one, one, x[None], zero, zero, one, None, None)
+    h = cpu.linear_forward(inputs, save=False, isa=isa).h.flatten()
+    assert h[:5].tolist() == [1.0, 0.0, 0.0, torch.inf, torch.inf]
+    assert h[5].isnan()
+    exact = torch.exp(x[6:].double())
+    assert ((h[6:] - exact) / exact).abs().max() <= 2 * torch.finfo(dtype).eps
