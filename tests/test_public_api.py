@@ -10,11 +10,14 @@ import kalman_attention
 
 PUBLIC = [
     "KLAState",
+    "LinearScanOutput",
     "ScanOutput",
     "discretise",
     "kla_scan",
     "kla_scan_ref",
     "kla_step",
+    "linear_scan",
+    "linear_scan_ref",
     "marginal_nll",
     "posterior_mean_cross_entropy",
     "value_checks",

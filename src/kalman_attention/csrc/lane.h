@@ -11,50 +11,24 @@
 
 namespace kla {
 
-// a^2 = keep + rest, with keep = 1 for slow decay and 0 for fast decay.
 template <class V>
-struct Decay {
-  V a, keep, rest;
+struct Belief {
+  V s, mu;  // variance and mean
 };
-
-// A memory of tens of thousands of tokens has a^2 within a few roundings of 1. Multiplying by such a
-// number rounds the same way in every step, and the error adds up: 2e-3 of the variance after 65,536
-// tokens. 1 - a^2 is small and known to full relative precision, so s - (1 - a^2) s has no such drift.
-template <class V>
-KLA_LANE Decay<V> split_decay(V a) {
-  const V zero = a - a, one = zero + 1;
-  const V keep = a * a + a * a > one ? one : zero;
-  const V rest = a * a + a * a > one ? (a - 1) * (a + 1) : a * a;
-  return {a, keep, rest};
-}
-
-// r = 1 / (1 + x) for x = phi P, without the rounding of 1 + x: a weak token (x < 1) is kept as
-// h = 1 - r = x r >= 0, a strong one as h = -r < 0. Tokens with x below the spacing of floats at 1 would
-// otherwise not count at all, and long runs of them do count.
-template <class V>
-KLA_LANE V times_r(V h, V value) {
-  return (h >= 0 ? value : V{}) - h * value;
-}
 
 template <class V>
 struct FilterStep {
   V s, mu;  // the new belief
-  V h;      // r, in the form that times_r takes
+  V r;      // 1 / (1 + phi P)
 };
 
-// One token in moment form: P = a^2 s + p, r = 1 / (1 + phi P), s' = r P, mu' = r (a mu + P b). The new
-// variance is rounded once, after r: the evidence dithers that rounding, so it does not drift either.
+// One token in moment form. P is a (a s) + p and never a^2 s + p: the rounding of a stored a^2 would
+// be the same in every step and add up.
 template <class V>
-KLA_LANE FilterStep<V> filter_step(Decay<V> f, V p, V phi, V b, V s, V mu) {
-  const V zero{}, minus_one = zero - 1;
-  V kept = f.keep * s;
-  V moved = f.rest * s + p;
-  V P = kept + moved;
-  V x = phi * P;
-  const auto weak = x < 1;
-  V h = (weak ? x : minus_one) / (1 + x);
-  V m = f.a * mu + P * b;
-  return {(weak ? kept : zero) + ((weak ? moved : zero) - h * P), (weak ? m : zero) - h * m, h};
+KLA_LANE FilterStep<V> filter_step(V a, V p, V phi, V b, V s, V mu) {
+  V P = a * (a * s) + p;
+  V r = 1 / (1 + phi * P);
+  return {P * r, r * (a * mu + P * b), r};
 }
 
 template <class V>
@@ -64,16 +38,15 @@ struct FilterGrad {
 };
 
 // Adjoint of filter_step. s and mu are the belief before the token, s_new the variance after it; dmu
-// and ds are the adjoints of the new belief. h comes from the replay: 1 - phi s_new would cancel.
+// and ds are the adjoints of the new belief. r comes from the replay: 1 - phi s_new would cancel.
 template <class V>
-KLA_LANE FilterGrad<V> filter_adjoint(Decay<V> f, V phi, V b, V s, V mu, V s_new, V h, V dmu, V ds) {
-  V dm = times_r(h, dmu);
-  V mu_dm = dm * (f.a * mu);
+KLA_LANE FilterGrad<V> filter_adjoint(V a, V phi, V b, V s, V mu, V s_new, V r, V dmu, V ds) {
+  V g = r * dmu;
+  V gm = g * (a * mu);
   V dS = ds + b * dmu;
-  V dP = times_r(h, times_r(h, dS) - phi * mu_dm);
-  V a_dP = f.a * dP;
-  return {f.a * dm, f.keep * dP + f.rest * dP, mu * dm + s * (a_dP + a_dP), dP, s_new * dmu,
-          -(s_new * (s_new * dS + mu_dm))};
+  V dP = r * (r * dS - phi * gm);
+  V a_dP = a * dP;
+  return {a * g, a * a_dP, mu * g + s * (a_dP + a_dP), dP, s_new * dmu, -(s_new * (s_new * dS + gm))};
 }
 
 }  // namespace kla

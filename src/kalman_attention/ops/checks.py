@@ -40,17 +40,17 @@ def check_scan(
     cu_seqlens: Tensor | None,
 ) -> ScanInputs:
     """Validate the arguments of a scan and fill in the default prior."""
-    _check_shape("v", v, "[B, T, D]", (None, None, None))
+    require_shape("v", v, "[B, T, D]", (None, None, None))
     B, T, D = v.shape
-    _check_shape("k", k, "[B, T, N]", (B, T, None), "v", v)
+    require_shape("k", k, "[B, T, N]", (B, T, None), "v", v)
     N = k.shape[2]
-    _check_shape("lam_v", lam_v, "[B, T, D]", (B, T, D), "v", v)
-    _check_shape("q", q, "[B, T, N]", (B, T, N), "k", k)
+    require_shape("lam_v", lam_v, "[B, T, D]", (B, T, D), "v", v)
+    require_shape("q", q, "[B, T, N]", (B, T, N), "k", k)
     rows = B
     if cu_seqlens is not None:
-        rows = _check_packing(v, mask, cu_seqlens)
+        rows = require_packing(v, mask, cu_seqlens)
     if mask is not None:
-        _check_mask(mask, (B, T), "[B, T]")
+        require_mask(mask, (B, T), "[B, T]")
     inputs = _check_common(v, lam_v, k, q, a_bar, p_bar, state, mask, cu_seqlens, rows, N, D)
     if not torch.compiler.is_compiling():
         if _check_values.get():
@@ -71,14 +71,14 @@ def check_step(
     mask: Tensor | None,
 ) -> ScanInputs:
     """Validate the arguments of a single step."""
-    _check_shape("v", v, "[B, D]", (None, None))
+    require_shape("v", v, "[B, D]", (None, None))
     B, D = v.shape
-    _check_shape("k", k, "[B, N]", (B, None), "v", v)
+    require_shape("k", k, "[B, N]", (B, None), "v", v)
     N = k.shape[1]
-    _check_shape("lam_v", lam_v, "[B, D]", (B, D), "v", v)
-    _check_shape("q", q, "[B, N]", (B, N), "k", k)
+    require_shape("lam_v", lam_v, "[B, D]", (B, D), "v", v)
+    require_shape("q", q, "[B, N]", (B, N), "k", k)
     if mask is not None:
-        _check_mask(mask, (B,), "[B]")
+        require_mask(mask, (B,), "[B]")
     if state is None:
         raise ValueError(
             "kla_step needs the belief to step from. Pass the state of the last ScanOutput, or "
@@ -118,12 +118,12 @@ def _check_common(
     N: int,
     D: int,
 ) -> ScanInputs:
-    dtype = _check_token_dtypes(v=v, lam_v=lam_v, k=k, q=q)
+    dtype = require_token_dtypes(v=v, lam_v=lam_v, k=k, q=q)
     if N == 0 or D == 0:
         raise ValueError(f"N and D must be at least 1, got N = {N} (from k) and D = {D} (from v).")
     for name, x in (("a_bar", a_bar), ("p_bar", p_bar)):
-        _check_shape(name, x, "[N, D]", (N, D), "k and v give N, D =", (N, D))
-        _check_float(name, x, dtype, "decays near 1 and small noise need its digits")
+        require_shape(name, x, "[N, D]", (N, D), "k and v give N, D =", (N, D))
+        require_float(name, x, dtype, "decays near 1 and small noise need its digits")
     if state is None:
         state = KLAState.unit_prior(rows, N, D, dtype=dtype, device=v.device)
     elif not (isinstance(state, tuple) and len(state) == 2):
@@ -133,22 +133,27 @@ def _check_common(
         )
     mean_0, variance_0 = state
     for name, x in (("state.mean", mean_0), ("state.variance", variance_0)):
-        _check_state_shape(name, x, (rows, N, D), packed=cu_seqlens is not None)
-        _check_float(name, x, dtype, "a belief is carried over the whole sequence")
-    tensors = {
+        require_belief(name, x, (rows, N, D), packed=cu_seqlens is not None)
+        require_float(name, x, dtype, "a belief is carried over the whole sequence")
+    others = {
         "lam_v": lam_v, "k": k, "q": q, "a_bar": a_bar, "p_bar": p_bar,
         "state.mean": mean_0, "state.variance": variance_0, "mask": mask,
     }  # fmt: skip
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.device != v.device:
-            raise ValueError(
-                f"{name} is on {tensor.device} but v is on {v.device}. One scan runs on one "
-                f"device: move it with {name}.to({str(v.device)!r})."
-            )
+    require_device("v", v, **others)
     return ScanInputs(v, lam_v, k, q, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens)
 
 
-def _check_shape(
+def require_device(first: str, x: Tensor, **others: Tensor | None) -> None:
+    """Everything must be where ``x`` is."""
+    for name, tensor in others.items():
+        if tensor is not None and tensor.device != x.device:
+            raise ValueError(
+                f"{name} is on {tensor.device} but {first} is on {x.device}. One scan runs on one "
+                f"device: move it with {name}.to({str(x.device)!r})."
+            )
+
+
+def require_shape(
     name: str,
     x: Tensor,
     legend: str,
@@ -156,6 +161,7 @@ def _check_shape(
     source: str = "",
     other: Tensor | tuple[int, ...] | None = None,
 ) -> None:
+    """The shape must be as the legend says; None stands for any size."""
     if not isinstance(x, Tensor):
         raise ValueError(
             f"{name} must be a torch.Tensor of shape {legend}, got {type(x).__name__}."
@@ -183,7 +189,8 @@ def _check_shape(
     raise ValueError(f"{given}.{hint} Letters: B batch, T time, N slots (d_state), D channels.")
 
 
-def _check_state_shape(name: str, x: Tensor, expected: tuple[int, int, int], packed: bool) -> None:
+def require_belief(name: str, x: Tensor, expected: tuple[int, int, int], packed: bool) -> None:
+    """One half of a belief must have one entry per row, slot and channel."""
     if isinstance(x, Tensor) and tuple(x.shape) == expected:
         return
     got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -194,21 +201,25 @@ def _check_state_shape(name: str, x: Tensor, expected: tuple[int, int, int], pac
     )
 
 
-def _check_token_dtypes(**tokens: Tensor) -> torch.dtype:
+def require_token_dtypes(**tokens: Tensor) -> torch.dtype:
+    """Dtype of the arithmetic for these tokens, the first of which leads."""
     dtypes = {name: x.dtype for name, x in tokens.items()}
-    dtype = compute_dtype(dtypes["v"])
+    first = next(iter(dtypes))
+    dtype = compute_dtype(dtypes[first])
     allowed = (torch.float64,) if dtype == torch.float64 else _HALVES
     for name, given in dtypes.items():
         if given not in allowed:
             names = ", ".join(str(d).removeprefix("torch.") for d in allowed)
             raise ValueError(
-                f"{name} is {_name(given)}, but with v in {_name(dtypes['v'])} it must be one of: "
-                f"{names}. Float64 is not mixed with shorter types: convert all of v, lam_v, k, q."
+                f"{name} is {_name(given)}, but with {first} in {_name(dtypes[first])} it must be "
+                f"one of: {names}. Float64 is not mixed with shorter types: convert all of "
+                f"{', '.join(dtypes)}."
             )
     return dtype
 
 
-def _check_float(name: str, x: Tensor, dtype: torch.dtype, why: str) -> None:
+def require_float(name: str, x: Tensor, dtype: torch.dtype, why: str) -> None:
+    """Dynamics and beliefs must be in the compute dtype."""
     if x.dtype != dtype:
         raise ValueError(
             f"{name} is {_name(x.dtype)} but must be {_name(dtype)}, also with shorter tokens: "
@@ -216,7 +227,8 @@ def _check_float(name: str, x: Tensor, dtype: torch.dtype, why: str) -> None:
         )
 
 
-def _check_mask(mask: Tensor, expected: tuple[int, ...], legend: str) -> None:
+def require_mask(mask: Tensor, expected: tuple[int, ...], legend: str) -> None:
+    """A mask must be boolean and of one entry per token."""
     if mask.dtype != torch.bool or tuple(mask.shape) != expected:
         raise ValueError(
             f"mask is {_name(mask.dtype)} {list(mask.shape)} but must be bool {legend} = "
@@ -225,7 +237,8 @@ def _check_mask(mask: Tensor, expected: tuple[int, ...], legend: str) -> None:
         )
 
 
-def _check_packing(v: Tensor, mask: Tensor | None, cu_seqlens: Tensor) -> int:
+def require_packing(v: Tensor, mask: Tensor | None, cu_seqlens: Tensor) -> int:
+    """Packed documents need one row and no mask; returns their number."""
     if mask is not None:
         raise ValueError(
             "mask and cu_seqlens exclude each other: packed documents need no padding. Drop the "

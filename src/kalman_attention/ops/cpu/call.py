@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kalman_attention.ops.contract import CHUNK, compute_dtype
+from kalman_attention.ops.contract import CHUNK
 from kalman_attention.ops.cpu.library import ABI_VERSION, ISA, POOL, check, load
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
@@ -47,9 +47,8 @@ class Outputs(NamedTuple):
     checkpoints: Tensor | None = None
 
 
-def prepare(call: Call) -> Call:
-    """Rows with a contiguous last axis, dense dynamics and states; copies only what is not so."""
-    dtype = compute_dtype(call.v.dtype)
+def prepare(call: Call, dtype: torch.dtype) -> Call:
+    """Rows with a contiguous last axis; dynamics and states dense and in the arithmetic dtype."""
     cu_seqlens = call.cu_seqlens
     if cu_seqlens is not None:
         cu_seqlens = dense(cu_seqlens, torch.int64)

@@ -6,7 +6,12 @@ With state h ``[R, N, D]``: ``h' = exp(dt A) h + dt B x`` and ``y = sum_n C h'``
 import torch
 from torch import Tensor
 
-from kalman_attention.ops.contract import LinearScanGrads, LinearScanInputs, LinearScanResult
+from kalman_attention.ops.contract import (
+    LinearScanGrads,
+    LinearScanInputs,
+    LinearScanResult,
+    compute_dtype,
+)
 from kalman_attention.ops.cpu.call import (
     LINEAR,
     Call,
@@ -75,4 +80,5 @@ def linear_backward(
 
 def _call(inputs: LinearScanInputs) -> Call:
     x, dt, A, B, C, h_0, mask, cu_seqlens = inputs
-    return prepare(Call(LINEAR, x, dt, B, C, A, None, h_0, None, mask, cu_seqlens))
+    call = Call(LINEAR, x, dt, B, C, A, None, h_0, None, mask, cu_seqlens)
+    return prepare(call, compute_dtype(x.dtype))

@@ -41,13 +41,15 @@ def forward(
     Returns:
         Outputs, last beliefs and checkpoints.
     """
-    call = prepare(Call(KALMAN, *inputs))
+    call = prepare(Call(KALMAN, *inputs), inputs.arithmetic_dtype)
     y = torch.empty(inputs.v.shape, dtype=inputs.v.dtype)
     y_var = torch.empty_like(y) if return_variance else None
     mean, variance = torch.empty_like(call.mean_0), torch.empty_like(call.mean_0)
     checkpoints = new_checkpoints(call, 2) if save else None
     run_forward(call, Outputs(y, y_var, mean, variance, checkpoints), isa, pool)
-    return ScanResult(y, y_var, mean, variance, checkpoints)
+    dtype = inputs.compute_dtype
+    saved = None if checkpoints is None else checkpoints.to(dtype)
+    return ScanResult(y, y_var, mean.to(dtype), variance.to(dtype), saved)
 
 
 def backward(
@@ -76,7 +78,7 @@ def backward(
     Returns:
         Gradients in the shapes and dtypes of the inputs.
     """
-    call = prepare(Call(KALMAN, *inputs))
+    call = prepare(Call(KALMAN, *inputs), inputs.arithmetic_dtype)
     floats = (*inputs[:4], call.a_bar, call.p_bar, call.mean_0, call.variance_0)
     grads = ScanGrads(*(torch.empty(x.shape, dtype=x.dtype) for x in floats if x is not None))
     run_backward(call, checkpoints, (dy, dy_var, dmean, dvariance), grads, isa, pool)
