@@ -11,6 +11,12 @@ from kalman_attention.baselines.attention import AttentionConfig as AttentionCon
 from kalman_attention.filtering.moment import KLAState as KLAState
 from kalman_attention.filtering.ou import discretise as discretise
 
+# losses
+from kalman_attention.losses import marginal_nll as marginal_nll
+from kalman_attention.losses import (
+    posterior_mean_cross_entropy as posterior_mean_cross_entropy,
+)
+
 # models
 from kalman_attention.models.config import LanguageModelConfig as LanguageModelConfig
 from kalman_attention.models.language_model import LanguageModel as LanguageModel

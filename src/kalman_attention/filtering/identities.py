@@ -86,9 +86,10 @@ def lti_convolution(
 def _causal_convolution(kernel: Tensor, signal: Tensor) -> Tensor:
     """Convolve ``[T, N, D]`` with ``[B, T, 1, D]`` along time, by FFT, keeping the first T."""
     T = kernel.shape[0]
-    kernel_f = torch.fft.rfft(kernel, n=2 * T, dim=0)
-    signal_f = torch.fft.rfft(signal, n=2 * T, dim=1)
-    out: Tensor = torch.fft.irfft(kernel_f * signal_f, n=2 * T, dim=1)
+    n = max(2 * T, 1)  # the transform refuses length 0
+    kernel_f = torch.fft.rfft(kernel, n=n, dim=0)
+    signal_f = torch.fft.rfft(signal, n=n, dim=1)
+    out: Tensor = torch.fft.irfft(kernel_f * signal_f, n=n, dim=1)
     return out[:, :T]
 
 

@@ -52,10 +52,10 @@ def reference_scan(inputs: ScanInputs, *, return_variance: bool) -> ScanOutput:
             cu_seqlens=None,
         )  # fmt: skip
         documents.append(_rows(document, return_variance))
-    y_var = torch.cat([d.y_var for d in documents if d.y_var is not None], 1)
+    variances = [d.y_var for d in documents if d.y_var is not None]
     return ScanOutput(
         y=torch.cat([d.y for d in documents], 1),
-        y_var=y_var if return_variance else None,
+        y_var=torch.cat(variances, 1) if variances else None,
         state=KLAState(*(torch.cat(x) for x in zip(*(d.state for d in documents), strict=True))),
     )
 

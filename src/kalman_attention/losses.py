@@ -1,0 +1,195 @@
+r"""Two training losses: cross-entropy of the posterior mean, and the log marginal likelihood.
+
+The latent posterior makes the read-out of every channel Gaussian, y ~ N(y, y_var), exactly:
+:math:`y = \sum_n q_n z_n` is linear in the latent. The marginal likelihood averages the decoder's
+probability of the target over that belief, so it trains the variances too.
+
+Both walk the sequence in chunks and recompute each chunk in the backward pass: logits exist for
+``chunk_size`` positions at a time, in either direction.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from kalman_attention._typing import Values
+
+Decoder = Callable[..., Tensor]
+"""From read-outs ``[..., T, D]`` (and the context there) to logits ``[..., T, V]``."""
+
+_NOISE_BLOCK = 32
+"""Positions that share a seed. Noise belongs to positions, so chunks may begin anywhere."""
+
+
+def posterior_mean_cross_entropy(
+    decoder: Decoder,
+    y: Values,
+    targets: Tensor,
+    *,
+    context: Sequence[Tensor] = (),
+    chunk_size: int = 512,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor:
+    """Cross-entropy of the targets under the decoded posterior mean (App. ``app:loss``, loss i).
+
+    Args:
+        decoder: from ``[B, T, D]`` (and ``context``) to logits ``[B, T, V]``, position by position.
+        y: read-out means, ``[B, T, D]``.
+        targets: the right class at every position, ``[B, T]`` int64.
+        context: what else the decoder needs at each position (a gate, a residual), ``[B, T, ...]``
+            each; passed on as further arguments.
+        chunk_size: positions decoded at a time; changes memory, not the result.
+        ignore_index: positions with this target do not count.
+        reduction: ``"mean"`` over the positions that count, ``"sum"`` or ``"none"``.
+
+    Returns:
+        The loss; ``[B, T]`` for ``"none"``, with 0 where a position does not count.
+    """
+
+    def nll(start: int, y: Tensor, targets: Tensor, *context: Tensor) -> Tensor:
+        return _cross_entropy(decoder(y, *context), targets, ignore_index)
+
+    _check(y, targets, chunk_size, reduction)
+    losses = _by_chunks(nll, chunk_size, y, targets, *context)
+    return _reduce(losses, targets, ignore_index, reduction)
+
+
+def marginal_nll(
+    decoder: Decoder,
+    y: Values,
+    y_var: Values,
+    targets: Tensor,
+    *,
+    context: Sequence[Tensor] = (),
+    num_samples: int = 10,
+    generator: torch.Generator | None = None,
+    chunk_size: int = 64,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor:
+    r"""Negative log marginal likelihood of the targets (``eq:nmll_integral``).
+
+    .. math:: -\log p(o_t) \approx \log S - \mathrm{logsumexp}_s \log p(o_t \mid y_t^{(s)}),
+              \qquad y_t^{(s)} \sim N(y_t, y^{var}_t) \quad\text{(eq:nmll\_logsumexp)}
+
+    Samples are reparameterised, so gradients reach ``y_var``; where the variance is exactly 0 its
+    gradient is taken as 0. With one sample and no variance this is cross-entropy.
+
+    Args:
+        decoder: from ``[S, B, T, D]`` (and ``context``) to logits ``[S, B, T, V]``, position by
+            position.
+        y: read-out means, ``[B, T, D]``.
+        y_var: read-out variances, ``[B, T, D]``.
+        targets: the right class at every position, ``[B, T]`` int64.
+        context: what else the decoder needs at each position (a gate, a residual), ``[B, T, ...]``
+            each; passed on as further arguments.
+        num_samples: number S of Monte-Carlo draws.
+        generator: source of the randomness; torch's default one if None.
+        chunk_size: positions decoded at a time; changes memory, not the result.
+        ignore_index: positions with this target do not count.
+        reduction: ``"mean"`` over the positions that count, ``"sum"`` or ``"none"``.
+
+    Returns:
+        The loss; ``[B, T]`` for ``"none"``, with 0 where a position does not count.
+    """
+    _check(y, targets, chunk_size, reduction)
+    _check_samples(y, y_var, num_samples)
+    seeds = _draw_seeds(y.shape[1], generator)
+
+    def nll(start: int, y: Tensor, y_var: Tensor, targets: Tensor, *context: Tensor) -> Tensor:
+        noise = _noise(seeds, start, num_samples, y)
+        samples = (y + _safe_sqrt(y_var) * noise).to(y.dtype)  # [S, B, chunk, D]
+        log_p = -_cross_entropy(decoder(samples, *context), targets, ignore_index)
+        # Equal to 0 where a position does not count: every sample has log_p = 0 there.
+        return math.log(num_samples) - log_p.logsumexp(0)
+
+    losses = _by_chunks(nll, chunk_size, y, y_var, targets, *context)
+    return _reduce(losses, targets, ignore_index, reduction)
+
+
+def _by_chunks(nll: Callable[..., Tensor], chunk_size: int, *tensors: Tensor) -> Tensor:
+    """Apply ``nll`` to pieces of ``[B, T, ...]`` tensors; only its inputs are kept for backward."""
+    pieces = zip(*(torch.split(x, chunk_size, dim=1) for x in tensors), strict=True)
+    losses: list[Tensor] = [
+        checkpoint(nll, i * chunk_size, *piece, use_reentrant=False)
+        for i, piece in enumerate(pieces)
+    ]
+    return torch.cat(losses, dim=1)
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
+    """Cross-entropy ``[..., B, T]`` of logits ``[..., B, T, V]``, in float32 at least."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    targets = targets.expand(logits.shape[:-1])
+    flat = cross_entropy(
+        logits.flatten(0, -2), targets.flatten(), ignore_index=ignore_index, reduction="none"
+    )
+    return flat.view(targets.shape)
+
+
+def _reduce(losses: Tensor, targets: Tensor, ignore_index: int, reduction: str) -> Tensor:
+    if reduction == "none":
+        return losses
+    total = losses.sum()
+    return total / (targets != ignore_index).sum() if reduction == "mean" else total
+
+
+def _draw_seeds(T: int, generator: torch.Generator | None) -> list[int]:
+    """One seed for every block of positions: all that has to be kept to draw the noise again."""
+    device = "cpu" if generator is None else generator.device
+    blocks = max(1, -(-T // _NOISE_BLOCK))
+    seeds = torch.randint(2**62, (blocks,), generator=generator, device=device)
+    return [int(seed) for seed in seeds.tolist()]
+
+
+def _noise(seeds: list[int], start: int, num_samples: int, y: Tensor) -> Tensor:
+    """Standard normal noise ``[S, B, chunk, D]`` for the positions from ``start`` on."""
+    B, length, D = y.shape
+    first = start // _NOISE_BLOCK
+    end = max(first + 1, -(-(start + length) // _NOISE_BLOCK))
+    dtype = torch.float64 if y.dtype == torch.float64 else torch.float32
+    shape = (num_samples, B, _NOISE_BLOCK, D)
+    generator = torch.Generator(y.device)
+    blocks = [
+        torch.randn(shape, generator=generator.manual_seed(seed), dtype=dtype, device=y.device)
+        for seed in seeds[first:end]
+    ]
+    return torch.cat(blocks, dim=2).narrow(2, start - first * _NOISE_BLOCK, length)
+
+
+def _safe_sqrt(x: Tensor) -> Tensor:
+    """Square root with gradient 0, not infinity, at 0."""
+    positive = x > 0
+    return torch.where(positive, torch.where(positive, x, 1.0).sqrt(), 0.0)
+
+
+def _check(y: Tensor, targets: Tensor, chunk_size: int, reduction: str) -> None:
+    if y.dim() != 3 or tuple(targets.shape) != tuple(y.shape[:2]):
+        raise ValueError(
+            f"y must be [B, T, D] and targets [B, T], got {list(y.shape)} and "
+            f"{list(targets.shape)}: one target for every position. For one sequence add a batch "
+            "axis with unsqueeze(0)."
+        )
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}.")
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}.")
+
+
+def _check_samples(y: Tensor, y_var: Tensor | None, num_samples: int) -> None:
+    if y_var is None or y_var.shape != y.shape:
+        got = "None" if y_var is None else str(list(y_var.shape))
+        raise ValueError(
+            f"y_var must have the shape of y, {list(y.shape)}, got {got}. It is the variance of "
+            "the read-out: ask for it with kla_scan(..., return_variance=True)."
+        )
+    if num_samples < 1:
+        raise ValueError(
+            f"num_samples must be at least 1, got {num_samples}. For the loss of the mean use "
+            "posterior_mean_cross_entropy."
+        )

@@ -1,0 +1,150 @@
+"""Who may import whom. One table for our packages, one for those of others; no exceptions."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kalman_attention.ops.engines import ENGINES, REFERENCE
+
+PACKAGE = Path(__file__).parents[1] / "src" / "kalman_attention"
+NAME = "kalman_attention"
+
+_MIXERS = ("_typing", "filtering", "ops")
+_LAYERS = (*_MIXERS, "nn", "baselines", "losses")
+_RUNS = (*_LAYERS, "models", "tasks", "data")
+
+MAY_IMPORT = {
+    "_typing": (),
+    "filtering": ("_typing",),
+    "ops": ("_typing", "filtering"),
+    "nn": _MIXERS,
+    "baselines": (*_MIXERS, "nn"),
+    "models": _LAYERS,
+    "losses": ("_typing",),
+    "tasks": ("_typing",),
+    "data": ("_typing",),
+    "train": _RUNS,
+    "evaluation": _RUNS,
+    "plots": ("_typing", "filtering.identities"),
+    "recipes": (*_RUNS, "train", "evaluation"),
+    "cli": (*_RUNS, "train", "evaluation", "plots", "recipes", "__init__"),
+    "__init__": _RUNS,
+}
+"""What each part of the package may import, besides itself; ``__init__`` is the public surface."""
+
+ONLY_IN = {
+    "matplotlib": ("plots",),
+    "transformers": ("models.hf",),
+    "lm_eval": ("evaluation.zero_shot",),
+    "triton": ("ops.triton",),
+    "ctypes": ("ops.cpu", "ops.cuda", "ops.triton"),
+    "torch.utils.cpp_extension": ("ops.cpu", "ops.cuda", "ops.triton"),
+    **dict.fromkeys(
+        ("datasets", "http", "huggingface_hub", "requests", "socket", "urllib"),
+        ("data", "evaluation.zero_shot"),
+    ),
+}
+"""Compilers, the network and heavy libraries, and the only places that touch them."""
+
+FILES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+"""Module name below the package (``filtering.ou``; the package itself is ``__init__``) to file."""
+
+
+def within(module: str, parents: tuple[str, ...]) -> bool:
+    return any(module == parent or module.startswith(f"{parent}.") for parent in parents)
+
+
+def imports(source: str) -> Iterator[str]:
+    """Full names of all imports of a file, those inside functions included."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def ours(name: str) -> str | None:
+    """Module below the package that an import names; None if it is not ours."""
+    if name != NAME and not name.startswith(f"{NAME}."):
+        return None
+    below = name.removeprefix(NAME).removeprefix(".")
+    is_part = below.split(".")[0] in {module.split(".")[0] for module in FILES}
+    return below if is_part and below else "__init__"
+
+
+def violations(module: str, source: str) -> list[str]:
+    part = module.split(".")[0]
+    broken = []
+    for name in imports(source):
+        target = ours(name)
+        if target is None:
+            homes = [homes for library, homes in ONLY_IN.items() if within(name, (library,))]
+            broken += [f"{module} imports {name}" for h in homes if not within(module, h)]
+        elif not within(target, (part, *MAY_IMPORT[part])):
+            broken.append(f"{module} imports {NAME}.{target}")
+    return broken
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_direction_of_import(module):
+    assert module.split(".")[0] in MAY_IMPORT, "a new part of the package needs a row in MAY_IMPORT"
+    assert not violations(module, FILES[module].read_text())
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("filtering.ou", "from kalman_attention.ops.contract import CHUNK"),
+        ("ops.rows", "from kalman_attention.losses import marginal_nll"),
+        ("ops.rows", "from kalman_attention import kla_scan"),
+        ("ops.rows", "def f():\n    import kalman_attention"),
+        ("losses", "from kalman_attention import filtering"),
+        ("cli.demo", "import matplotlib.pyplot as plt"),
+        ("models.block", "from transformers import PreTrainedModel"),
+        ("ops.associative", "from torch.utils.cpp_extension import load"),
+        ("plots.belief", "from kalman_attention.filtering.ou import discretise"),
+        ("evaluation.synthetic", "import urllib.request"),
+    ],
+)
+def test_the_rules_can_be_broken(module, source):
+    assert violations(module, source)
+
+
+def test_engines_do_not_import_each_other():
+    locations = [engine.location.partition(":")[0] for engine in ENGINES.values()]
+    engines = {location.removeprefix(f"{NAME}.") for location in locations} | {f"ops.{REFERENCE}"}
+    assert "ops.associative" in engines
+    for module, path in FILES.items():
+        home = [engine for engine in engines if within(module, (engine,))]
+        others = tuple(engines.difference(home))
+        if home:
+            found = [ours(name) for name in imports(path.read_text())]
+            assert not [target for target in found if target and within(target, others)], module
+
+
+def test_the_package_brings_nothing_but_torch():
+    program = (
+        "import sys, torch; before = set(sys.modules); import kalman_attention; "
+        "print(*{m.partition('.')[0] for m in set(sys.modules) - before})"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    brought = set(run.stdout.split()) - set(sys.stdlib_module_names)
+    assert brought - {"torch"} == {NAME}
+
+
+def test_inits_do_no_work():
+    # A docstring, imports and plain constants; nothing is called.
+    for module, path in FILES.items():
+        if path.name == "__init__.py":
+            tree = ast.parse(path.read_text())
+            assert not [node for node in ast.walk(tree) if isinstance(node, ast.Call)], module

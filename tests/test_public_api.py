@@ -1,0 +1,83 @@
+"""What ``import kalman_attention`` promises. A change here is a change for users: say so."""
+
+import inspect
+
+import pytest
+import torch
+
+import kalman_attention
+
+PUBLIC = [
+    "Attention",
+    "AttentionConfig",
+    "KLA",
+    "KLALayerConfig",
+    "KLAState",
+    "LanguageModel",
+    "LanguageModelConfig",
+    "LayerOutput",
+    "LayerState",
+    "ModelOutput",
+    "ScanOutput",
+    "discretise",
+    "kla_scan",
+    "kla_scan_ref",
+    "kla_step",
+    "load_model",
+    "marginal_nll",
+    "posterior_mean_cross_entropy",
+    "preset",
+    "save_model",
+    "value_checks",
+]
+
+
+def test_export_list():
+    names = [
+        name
+        for name, thing in vars(kalman_attention).items()
+        if not name.startswith("_") and not inspect.ismodule(thing)
+    ]
+    assert sorted(names) == PUBLIC
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_have_docstrings(name):
+    thing = getattr(kalman_attention, name)
+    documented = [thing]
+    if inspect.isclass(thing):
+        documented += [
+            getattr(thing, member)
+            for member, value in vars(thing).items()
+            if not member.startswith("_")
+            and (callable(value) or isinstance(value, (property, classmethod)))
+        ]
+    for each in documented:
+        text = inspect.getdoc(each)
+        assert text, each
+        assert text.splitlines()[0].endswith((".", ":"))
+
+
+def test_the_family_has_one_signature():
+    scan, reference, step = (
+        list(inspect.signature(f).parameters)
+        for f in (
+            kalman_attention.kla_scan,
+            kalman_attention.kla_scan_ref,
+            kalman_attention.kla_step,
+        )
+    )
+    assert scan == [*reference, "engine"]
+    assert [name for name in scan if name != "cu_seqlens"] == step
+    assert scan[:6] == ["v", "lam_v", "k", "q", "a_bar", "p_bar"]
+
+
+def test_fields_and_version():
+    assert kalman_attention.ScanOutput._fields == ("y", "y_var", "state")
+    assert kalman_attention.KLAState._fields == ("mean", "variance")
+    assert kalman_attention.__version__.count(".") == 2
+
+
+def test_op_is_registered():
+    assert torch.ops.kalman_attention.scan.default is not None
+    assert torch.ops.kalman_attention.scan_backward.default is not None
