@@ -1,17 +1,20 @@
 """The language model: embedding, blocks, final norm, head."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kalman_attention._typing import Mask
+from kalman_attention.losses import marginal_nll, posterior_mean_cross_entropy
 from kalman_attention.models.block import Block
 from kalman_attention.models.config import LanguageModelConfig
+from kalman_attention.models.generation import Generation, Sampling, generate
 from kalman_attention.models.output import ModelOutput, ModelReadout
 from kalman_attention.models.presets import preset
+from kalman_attention.models.uncertainty import Uncertainty, uncertainty
 from kalman_attention.nn.mixer import LayerOutput
 from kalman_attention.nn.norms import RMSNorm
 
@@ -58,7 +61,7 @@ class LanguageModel(nn.Module):
         if config.head_std is not None and not config.tie_embeddings:
             nn.init.normal_(self.head.weight, std=config.head_std)
         branches = len(self.blocks) * (1 if config.mlp == "none" else 2)
-        for block in self._stack():
+        for block in self.stack():
             block.scale_residuals(1.0 / math.sqrt(branches))
 
     def init_states(self, batch_size: int, *, capacity: int = 0) -> States:
@@ -68,7 +71,7 @@ class LanguageModel(nn.Module):
             batch_size: number of sequences.
             capacity: tokens that will follow; lets attention blocks set memory aside.
         """
-        return tuple(b.mixer.init_state(batch_size, capacity=capacity) for b in self._stack())
+        return tuple(b.mixer.init_state(batch_size, capacity=capacity) for b in self.stack())
 
     def forward(
         self,
@@ -101,7 +104,7 @@ class LanguageModel(nn.Module):
         sample = self.config.between_blocks == "sample"
         last = len(self.blocks) - 1
         new, variances = [], []
-        for i, (block, state) in enumerate(zip(self._stack(), states, strict=True)):
+        for i, (block, state) in enumerate(zip(self.stack(), states, strict=True)):
             found = self._run(
                 block, x, state, mask, cu_seqlens, return_variances, sample and i < last
             )
@@ -140,7 +143,7 @@ class LanguageModel(nn.Module):
         sample = self.config.between_blocks == "sample"
         last = len(self.blocks) - 1
         new, variances = [], []
-        for i, (block, state) in enumerate(zip(self._stack(), states, strict=True)):
+        for i, (block, state) in enumerate(zip(self.stack(), states, strict=True)):
             found = block.step(
                 x, state, mask=mask, return_variance=return_variances, sample=sample and i < last
             )
@@ -169,7 +172,7 @@ class LanguageModel(nn.Module):
         x = self._embed(input_ids, inputs_embeds)
         states = self._check_states(states)
         sample = self.config.between_blocks == "sample"
-        *first, last = self._stack()
+        *first, last = self.stack()
         new = []
         for block, state in zip(first, states, strict=False):
             found = self._run(block, x, state, mask, cu_seqlens, False, sample)
@@ -182,7 +185,7 @@ class LanguageModel(nn.Module):
         """``read`` for one token per row, ``[B]``."""
         x = self.embedding(token)
         sample = self.config.between_blocks == "sample"
-        *first, last = self._stack()
+        *first, last = self.stack()
         new = []
         for block, state in zip(first, states, strict=False):
             found = block.step(x, state, mask=mask, sample=sample)
@@ -203,8 +206,134 @@ class LanguageModel(nn.Module):
         Returns:
             ``[..., T, vocab_size]``.
         """
-        last = self._stack()[-1]
-        return self._logits(self.norm(last.resume(latent, stream, gate, residual)))
+        last = self.stack()[-1]
+        return self.logits(last.resume(latent, stream, gate, residual))
+
+    def loss(
+        self,
+        input_ids: Tensor,
+        targets: Tensor,
+        *,
+        kind: Literal["mean", "marginal"] = "mean",
+        num_samples: int = 10,
+        generator: torch.Generator | None = None,
+        mask: Mask | None = None,
+        cu_seqlens: Tensor | None = None,
+        chunk_size: int | None = None,
+        ignore_index: int = -100,
+    ) -> Tensor:
+        """Training loss: what the model makes of ``targets``, the tokens after ``input_ids``.
+
+        Args:
+            input_ids: ``[B, T]``.
+            targets: ``[B, T]``; positions with ``ignore_index`` do not count.
+            kind: ``"mean"``, cross-entropy of the posterior mean, or ``"marginal"``, the negative
+                log marginal likelihood (KLA+), which also trains the variances.
+            num_samples: posterior samples of the marginal likelihood.
+            generator: source of their randomness.
+            mask: as for ``forward``.
+            cu_seqlens: as for ``forward``.
+            chunk_size: positions decoded at a time; None for a default that bounds memory.
+            ignore_index: target that does not count.
+
+        Returns:
+            The mean over the positions that count, in nats.
+        """
+        if kind == "mean":
+            found = self(input_ids, mask=mask, cu_seqlens=cu_seqlens, logits_to_keep=0)
+            return posterior_mean_cross_entropy(
+                self._logits,
+                found.hidden,
+                targets,
+                chunk_size=chunk_size or 512,
+                ignore_index=ignore_index,
+            )
+        read = self.read(input_ids, mask=mask, cu_seqlens=cu_seqlens)
+        return marginal_nll(
+            self.write,
+            read.mean,
+            read.variance,
+            targets,
+            context=read.context,
+            num_samples=num_samples,
+            generator=generator,
+            chunk_size=chunk_size or 64,
+            ignore_index=ignore_index,
+        )
+
+    def uncertainty(
+        self,
+        input_ids: Tensor,
+        *,
+        mask: Mask | None = None,
+        cu_seqlens: Tensor | None = None,
+        num_samples: int = 0,
+        generator: torch.Generator | None = None,
+    ) -> Uncertainty:
+        """How sure the model is at every token: variances, Kalman gains, entropies.
+
+        Args:
+            input_ids: ``[B, T]``.
+            mask: as for ``forward``.
+            cu_seqlens: as for ``forward``.
+            num_samples: posterior samples; with some, the entropy is that of the marginal
+                prediction (KLA+) and comes split into aleatoric and epistemic parts.
+            generator: source of their randomness.
+
+        Returns:
+            ``Uncertainty``; no gradients.
+        """
+        return uncertainty(
+            self,
+            input_ids,
+            mask=mask,
+            cu_seqlens=cu_seqlens,
+            num_samples=num_samples,
+            generator=generator,
+        )
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        *,
+        max_new_tokens: int,
+        mask: Mask | None = None,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop_token: int | None = None,
+        generator: torch.Generator | None = None,
+        num_samples: int = 0,
+        output_uncertainty: bool = False,
+    ) -> Generation:
+        """Continue prompts, greedily by default.
+
+        Args:
+            input_ids: prompts, ``[B, T]``.
+            mask: ``[B, T]`` bool, False for padding, left or right.
+            max_new_tokens: length of the continuation.
+            temperature: 0 takes the most likely token; otherwise tokens are drawn.
+            top_k: draw among so many of the most likely tokens only.
+            top_p: draw among the most likely tokens that together reach this probability only.
+            stop_token: ends a row.
+            generator: source of the randomness.
+            num_samples: predict with so many posterior samples (KLA+); 0 uses the posterior mean.
+            output_uncertainty: also say how sure the model was of every token.
+
+        Returns:
+            ``Generation(tokens, uncertainty)``.
+        """
+        return generate(
+            self,
+            input_ids,
+            max_new_tokens=max_new_tokens,
+            mask=mask,
+            sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p),
+            stop_token=stop_token,
+            generator=generator,
+            num_samples=num_samples,
+            output_uncertainty=output_uncertainty,
+        )
 
     def num_parameters(self) -> int:
         """Number of parameters, each counted once."""
@@ -246,5 +375,10 @@ class LanguageModel(nn.Module):
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def _stack(self) -> list[Block]:
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits from the residual stream after the last block, ``[..., d_model]``."""
+        return self._logits(self.norm(x))
+
+    def stack(self) -> list[Block]:
+        """The blocks, first one first."""
         return list(self.blocks)  # type: ignore[arg-type]
