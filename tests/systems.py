@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import torch
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -53,6 +54,11 @@ def random_state(rows: int = 2, N: int = 3, D: int = 2, *, seed: int = 1) -> KLA
 def assert_close(actual: Any, expected: Any, rtol: float = 1e-12, atol: float = 1e-13) -> None:
     """Equality of tensors, or of tuples of tensors, to float64 rounding."""
     torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
+
+
+def examples(count: int) -> settings:
+    """How hypothesis runs here: by count only, so that a busy machine fails nothing."""
+    return settings(deadline=None, max_examples=count, suppress_health_check=[HealthCheck.too_slow])
 
 
 def scalars(low: float, high: float) -> st.SearchStrategy[Tensor]:

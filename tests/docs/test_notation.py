@@ -12,6 +12,7 @@ from tests.docs.markdown import PACKAGE, ROOT, code, table_rows
 
 TEXT = (ROOT / "docs" / "notation.md").read_text()
 GLOSSARY = set(code(TEXT))
+GREEK = {"alpha", "beta", "gamma", "delta", "eta", "lam", "mu", "phi", "rho", "sigma", "theta"}
 
 
 def public_arguments(node: ast.AST) -> Iterator[tuple[str, str]]:
@@ -32,8 +33,8 @@ def test_arguments_in_filtering_are_in_the_glossary(path):
 
 
 def is_letter(name: str) -> bool:
-    """Whether a name is in the register of letters: some part of it is short."""
-    return name not in ("dim", "cls") and any(len(part) <= 3 for part in name.split("_"))
+    """Whether a name is in the register of letters: a part of it is short, or Greek."""
+    return any(len(part) <= 2 or part in GREEK for part in name.split("_"))
 
 
 def is_known(letter: str) -> bool:

@@ -1,7 +1,7 @@
 """``filtering/affine.py``: Theorem 2 and its corollary."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kalman_attention.filtering import information
@@ -9,13 +9,13 @@ from kalman_attention.filtering.affine import Affine
 from kalman_attention.filtering.evidence import token_evidence
 from kalman_attention.filtering.information import to_information
 from kalman_attention.ops.parallel import prefix_scan
-from tests.systems import assert_close, random_state, random_system, reals
+from tests.systems import assert_close, examples, random_state, random_system, reals
 
 maps = st.builds(Affine, reals, reals)
 
 
 @given(maps, maps, maps)
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_compose_is_associative(first, second, third):
     left = third.compose(second).compose(first)
     right = third.compose(second.compose(first))
@@ -23,13 +23,13 @@ def test_compose_is_associative(first, second, third):
 
 
 @given(maps, maps, reals)
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_apply_of_compose_is_two_steps(first, second, eta):
     assert_close(second.compose(first).apply(eta), second.apply(first.apply(eta)), atol=1e-12)
 
 
 @given(reals, reals, reals)
-@settings(deadline=None, max_examples=20)
+@examples(20)
 def test_apply_is_the_affine_map(f, b, eta):
     assert Affine(f, b).apply(eta) == f * eta + b
 

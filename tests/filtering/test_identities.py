@@ -1,7 +1,7 @@
 """``filtering/identities.py``: each form equals the filter on its domain."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from kalman_attention import KLAState, kla_scan_ref
 from kalman_attention.filtering import information, moment
@@ -18,6 +18,7 @@ from tests.systems import (
     System,
     assert_close,
     decays,
+    examples,
     noises,
     precisions,
     random_state,
@@ -28,7 +29,7 @@ from tests.systems import (
 
 
 @given(reals, variances, decays, noises, precisions, reals)
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_gated_recurrence_is_the_mean_of_the_filter(mean, variance, a_bar, p_bar, phi, b):
     new = moment.step(KLAState(mean, variance), a_bar, p_bar, phi, b)
     # 1 - phi / lam cancels when the token outweighs the prior: absolute error of the gate.

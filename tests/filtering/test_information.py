@@ -1,7 +1,7 @@
 """``filtering/information.py``: the paper's coordinates, against the dense oracle."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from kalman_attention.filtering import information
 from kalman_attention.filtering.evidence import token_evidence
@@ -10,6 +10,7 @@ from tests.oracles import oracle_beliefs
 from tests.systems import (
     assert_close,
     decays,
+    examples,
     noises,
     precisions,
     random_state,
@@ -60,7 +61,7 @@ def test_update_against_the_oracle():
 
 
 @given(scalars(1e-3, 1e3), decays, noises)
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_rho_is_the_ratio_of_predicted_to_previous_precision(lam, a_bar, p_bar):
     prior = information.predict(Information(lam, torch.ones_like(lam)), a_bar, p_bar)
     ratio = information.rho(lam, a_bar, p_bar)
@@ -70,7 +71,7 @@ def test_rho_is_the_ratio_of_predicted_to_previous_precision(lam, a_bar, p_bar):
 
 
 @given(scalars(1e-3, 1e3), decays, noises, precisions)
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_gate_view_of_the_precision(lam, a_bar, p_bar, phi):
     new = information.step(Information(lam, lam), a_bar, p_bar, phi, phi)
     history = lam / (a_bar**2 + p_bar * lam)
@@ -78,7 +79,7 @@ def test_gate_view_of_the_precision(lam, a_bar, p_bar, phi):
 
 
 @given(scalars(1e-3, 1e3), scalars(-10, 10), decays, noises, precisions, scalars(-10, 10))
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_mean_update_is_the_forget_gate_plus_evidence(lam, eta, a_bar, p_bar, phi, b):
     new = information.step(Information(lam, eta), a_bar, p_bar, phi, b)
     assert_close(new.eta, a_bar / (a_bar**2 + p_bar * lam) * eta + b)

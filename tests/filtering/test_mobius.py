@@ -1,7 +1,7 @@
 """``filtering/mobius.py``: Theorem 1 and its corollary."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kalman_attention.filtering import information
@@ -12,6 +12,7 @@ from kalman_attention.ops.parallel import prefix_scan
 from tests.systems import (
     assert_close,
     decays,
+    examples,
     noises,
     precisions,
     random_state,
@@ -32,14 +33,14 @@ def matrix(m: Mobius) -> torch.Tensor:
 
 
 @given(scalars(1e-3, 1e3), decays, noises, precisions)
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_map_of_one_token_is_the_precision_step(lam, a_bar, p_bar, phi):
     m = Mobius.from_evidence(a_bar, p_bar, phi)
     assert_close(m.apply(lam), step_precision(lam, a_bar, p_bar, phi))
 
 
 @given(decays, noises, precisions)
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_matrix_of_the_theorem(a_bar, p_bar, phi):
     expected = [[1 + p_bar * phi, a_bar**2 * phi], [p_bar, a_bar**2]]
     expected = torch.tensor(expected, dtype=torch.float64)
@@ -49,7 +50,7 @@ def test_matrix_of_the_theorem(a_bar, p_bar, phi):
 
 
 @given(maps, maps, maps)
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_compose_is_associative(first, second, third):
     left = third.compose(second).compose(first)
     right = third.compose(second.compose(first))
@@ -57,13 +58,13 @@ def test_compose_is_associative(first, second, third):
 
 
 @given(maps, maps, scalars(1e-3, 1e3))
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_apply_of_compose_is_two_steps(first, second, lam):
     assert_close(second.compose(first).apply(lam), second.apply(first.apply(lam)))
 
 
 @given(maps, scalars(1e-3, 1e3), st.sampled_from([1e-9, 0.3, -2.0, 1e9]))
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_scale_does_not_matter(m, lam, scale):
     scaled = Mobius(*(scale * entry for entry in m))
     assert_close(scaled.apply(lam), m.apply(lam))
@@ -73,14 +74,14 @@ def test_scale_does_not_matter(m, lam, scale):
 
 
 @given(maps, maps)
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_compose_is_the_matrix_product(first, second):
     product = matrix(second) @ matrix(first)
     assert_close(matrix(second.compose(first)), product / product[0, 0])
 
 
 @given(maps, variances)
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_apply_variance_is_apply_of_the_inverse(m, s):
     assert_close(m.apply_variance(s), 1 / m.apply(1 / s))
 

@@ -1,7 +1,7 @@
 """``filtering/moment.py``: the same filter, bounded."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kalman_attention.filtering import information, moment
@@ -12,6 +12,7 @@ from tests.oracles import oracle_beliefs
 from tests.systems import (
     assert_close,
     decays,
+    examples,
     noises,
     precisions,
     random_state,
@@ -23,7 +24,7 @@ from tests.systems import (
 
 
 @given(reals, variances, decays, noises, precisions, reals)
-@settings(deadline=None, max_examples=200)
+@examples(200)
 def test_step_equals_the_information_form(mean, variance, a_bar, p_bar, phi, b):
     state = KLAState(mean, variance)
     new = moment.step(state, a_bar, p_bar, phi, b)
@@ -45,7 +46,7 @@ def test_step_against_the_oracle():
 
 
 @given(scalars(1e-3, 0.999), noises, st.lists(precisions, min_size=5, max_size=5), variances)
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_variance_is_bounded(a_bar, p_bar, phis, variance):
     bound = torch.maximum(variance, p_bar / (1 - a_bar**2))
     state = KLAState(torch.zeros_like(variance), variance)

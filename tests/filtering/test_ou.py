@@ -99,11 +99,14 @@ def test_relative_accuracy_over_many_magnitudes(dtype, digits):
                 assert error <= digits * max(1.0, a.item() * dt.item()), (a, dt)
 
 
-@pytest.mark.parametrize("x", [0.9 * _SERIES_RADIUS, 1.1 * _SERIES_RADIUS])
-def test_gradient_of_the_noise_in_float32(x):
-    a = torch.tensor(x / 2, dtype=torch.float32, requires_grad=True)
-    one = torch.ones(())
-    (grad,) = torch.autograd.grad(discretise(a, one, one)[1], a)
+@pytest.mark.parametrize(("dtype", "digits"), [(torch.float32, 1e-5), (torch.float64, 1e-13)])
+@pytest.mark.parametrize("x", [0.5, 0.99, 1.01, 2.0])
+def test_noise_and_its_gradient_around_the_border_of_the_series(x, dtype, digits):
+    a = torch.tensor(x * _SERIES_RADIUS / 2, dtype=dtype, requires_grad=True)
+    one = torch.ones((), dtype=dtype)
+    p_bar = discretise(a, one, one)[1]
+    (grad,) = torch.autograd.grad(p_bar, a)
     with mpmath.workdps(50):
-        true = mpmath.diff(lambda y: -mpmath.expm1(-2 * y) / (2 * y), a.item())
-    assert abs(grad.item() - true) <= 2e-5 * abs(true)
+        slope = mpmath.diff(lambda y: -mpmath.expm1(-2 * y) / (2 * y), a.item())
+    assert abs(p_bar.item() - exact(a.item(), 1.0, 1.0)[1]) <= 0.1 * digits
+    assert abs(grad.item() - slope) <= digits * abs(slope)

@@ -1,7 +1,7 @@
 """``filtering/projective.py``: mean and variance as one linear map."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kalman_attention.filtering import moment
@@ -13,6 +13,7 @@ from kalman_attention.ops.parallel import prefix_scan
 from tests.systems import (
     assert_close,
     decays,
+    examples,
     noises,
     precisions,
     random_state,
@@ -32,14 +33,14 @@ def matrix(m: Projective) -> torch.Tensor:
 
 
 @given(decays, noises, precisions, reals, states)
-@settings(deadline=None, max_examples=100)
+@examples(100)
 def test_map_of_one_token_is_the_filter_step(a_bar, p_bar, phi, b, state):
     new = Projective.from_evidence(a_bar, p_bar, phi, b).apply(state)
     assert_close(new, moment.step(state, a_bar, p_bar, phi, b), atol=1e-12)
 
 
 @given(maps, maps, maps)
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_compose_is_associative(first, second, third):
     left = third.compose(second).compose(first)
     right = third.compose(second.compose(first))
@@ -47,21 +48,21 @@ def test_compose_is_associative(first, second, third):
 
 
 @given(maps, maps, states)
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_apply_of_compose_is_two_steps(first, second, state):
     both = second.compose(first).apply(state)
     assert_close(both, second.apply(first.apply(state)), atol=1e-11)
 
 
 @given(maps, maps)
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_compose_is_the_matrix_product(first, second):
     product = matrix(second) @ matrix(first)
     assert_close(matrix(second.compose(first)), product / product[1, 1], atol=1e-12)
 
 
 @given(maps, states, st.sampled_from([1e-9, 0.3, -2.0, 1e9]))
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_scale_does_not_matter(m, state, scale):
     scaled = Projective(*(scale * entry for entry in m))
     assert_close(scaled.apply(state), m.apply(state), atol=1e-12)
@@ -70,7 +71,7 @@ def test_scale_does_not_matter(m, state, scale):
 
 
 @given(maps, states)
-@settings(deadline=None, max_examples=20)
+@examples(20)
 def test_identity_changes_nothing(m, state):
     one = Projective.identity_like(state.mean)
     assert_close(one.apply(state), state, rtol=0, atol=0)
@@ -79,7 +80,7 @@ def test_identity_changes_nothing(m, state):
 
 
 @given(decays, noises, precisions, reals)
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_upper_block_is_the_mobius_map(a_bar, p_bar, phi, b):
     joint = Projective.from_evidence(a_bar, p_bar, phi, b)
     m = Mobius.from_evidence(a_bar, p_bar, phi)
@@ -88,7 +89,7 @@ def test_upper_block_is_the_mobius_map(a_bar, p_bar, phi, b):
 
 
 @given(decays, noises, precisions, reals, states)
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_last_row_is_the_affine_map(a_bar, p_bar, phi, b, state):
     # Given the variances the mean moves affinely, with gate r a_bar and write s' b.
     joint = Projective.from_evidence(a_bar, p_bar, phi, b)
@@ -101,7 +102,7 @@ def test_last_row_is_the_affine_map(a_bar, p_bar, phi, b, state):
 
 
 @given(maps, decays, noises, precisions, reals)
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_then_is_compose_with_one_token(m, a_bar, p_bar, phi, b):
     longer = m.then(a_bar, p_bar, phi, b).normalise()
     token = Projective.from_evidence(a_bar, p_bar, phi, b)

@@ -9,7 +9,6 @@ belief it starts from, and an exact replay from there gives the outputs. Work is
 import torch
 from torch import Tensor
 
-from kalman_attention._typing import Dynamics
 from kalman_attention.filtering import moment
 from kalman_attention.filtering.evidence import token_evidence
 from kalman_attention.filtering.moment import KLAState
@@ -24,16 +23,16 @@ from kalman_attention.ops.rows import Rows, to_rows
 def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanResult:
     """Summarise the chunks, scan the summaries, replay the chunks."""
     rows = to_rows(inputs)
-    state_0 = KLAState(inputs.mean_0, inputs.variance_0)
-    starts = chunk_starts(summarise(rows, inputs.a_bar, inputs.p_bar), state_0)
-    y, y_var, ends = _replay(rows, starts, inputs, return_variance)
-    last = KLAState(*(x[:, -1] for x in ends)) if rows.v.shape[1] else state_0
+    starts = chunk_starts(summarise(rows), rows.state_0)
+    y, y_var, ends = _replay(rows, starts, return_variance)
+    last = KLAState(*(x[:, -1] for x in ends)) if rows.v.shape[1] else rows.state_0
+    dtype = inputs.compute_dtype
     return ScanResult(
         y=rows.layout.scatter(y, inputs.v),
         y_var=None if y_var is None else rows.layout.scatter(y_var, inputs.v),
-        mean=last.mean.clone(),
-        variance=last.variance.clone(),
-        checkpoints=rows.layout.save(starts) if save else None,
+        mean=last.mean.to(dtype, copy=True),
+        variance=last.variance.to(dtype, copy=True),
+        checkpoints=rows.layout.save(starts, dtype) if save else None,
     )
 
 
@@ -49,13 +48,13 @@ def backward(
     return reverse.backward(inputs, checkpoints, dy, dy_var, dmean, dvariance)
 
 
-def summarise(rows: Rows, a_bar: Dynamics, p_bar: Dynamics) -> Projective:
+def summarise(rows: Rows) -> Projective:
     """The map of every chunk, ``[R, C, N, D]``, token by token and all chunks at once."""
     R, C, _, N = rows.k.shape
     total = Projective.identity_like(rows.v.new_empty(R, C, N, rows.v.shape[-1]))
     for t in range(CHUNK):
         phi, b = token_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
-        longer = total.then(a_bar, p_bar, phi, b).normalise()
+        longer = total.then(rows.a_bar, rows.p_bar, phi, b).normalise()
         real = rows.real[:, :, t]
         total = Projective(*(torch.where(real, x, y) for x, y in zip(longer, total, strict=True)))
     return total
@@ -75,7 +74,7 @@ def chunk_starts(maps: Projective, state_0: KLAState) -> KLAState:
 
 
 def _replay(
-    rows: Rows, starts: KLAState, inputs: ScanInputs, return_variance: bool
+    rows: Rows, starts: KLAState, return_variance: bool
 ) -> tuple[Tensor, Tensor | None, KLAState]:
     """Filter every chunk from its first belief; outputs ``[R, C, CHUNK, D]`` and last beliefs."""
     y = torch.empty_like(rows.v)
@@ -83,7 +82,7 @@ def _replay(
     state = starts
     for t in range(CHUNK):
         phi, b = token_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
-        new = moment.step(state, inputs.a_bar, inputs.p_bar, phi, b)
+        new = moment.step(state, rows.a_bar, rows.p_bar, phi, b)
         real = rows.real[:, :, t]
         state = KLAState(*(torch.where(real, x, y) for x, y in zip(new, state, strict=True)))
         y[:, :, t] = read_mean(rows.q[:, :, t], state.mean)

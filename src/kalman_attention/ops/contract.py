@@ -14,6 +14,9 @@ from kalman_attention._typing import Belief, Dynamics, Keys, Mask, Precisions, V
 CHUNK = 64
 """Tokens between two saved beliefs. The backward pass replays a chunk from its first belief."""
 
+LONG_MEMORY = 4096
+"""Beyond this memory, in tokens, float32 arithmetic no longer keeps the accuracy contract."""
+
 
 class ScanInputs(NamedTuple):
     """The validated arguments of one scan.
@@ -37,6 +40,19 @@ class ScanInputs(NamedTuple):
     def compute_dtype(self) -> torch.dtype:
         """float64 for float64 inputs, float32 for everything else."""
         return compute_dtype(self.v.dtype)
+
+    @property
+    def arithmetic_dtype(self) -> torch.dtype:
+        """The compute dtype, or float64 where float32 would lose track of a very long memory.
+
+        A change smaller than half a unit in the last place is lost in every step. Where neither
+        decay nor process noise ends the memory of a slot, the losses add up: after 65,536 tokens
+        the variance would be off by a part in a thousand.
+        """
+        if self.compute_dtype == torch.float64 or self.v.shape[1] <= LONG_MEMORY:
+            return self.compute_dtype
+        endless = (self.a_bar.abs() > 1.0 - 1.0 / LONG_MEMORY) & (self.p_bar < 1e-5)
+        return torch.float64 if bool(endless.any()) else self.compute_dtype
 
     @property
     def chunks(self) -> int:

@@ -28,6 +28,7 @@ class Engine:
         devices: device types it serves; empty means any.
         dtypes: dtypes of v it serves.
         location: ``module`` or ``module:attribute`` that has forward and backward.
+        eager_only: cannot run inside a compiled or exported graph.
         missing: says what is missing on this machine, or None.
     """
 
@@ -36,6 +37,7 @@ class Engine:
     devices: tuple[str, ...]
     location: str
     dtypes: tuple[torch.dtype, ...] = _FLOATS
+    eager_only: bool = False
     missing: Callable[[], str | None] = lambda: None
 
     def load(self) -> EngineModule:
@@ -49,6 +51,8 @@ class Engine:
         if dtype not in self.dtypes:
             names = ", ".join(str(d).removeprefix("torch.") for d in self.dtypes)
             return f"it takes {names}, v is {str(dtype).removeprefix('torch.')}"
+        if self.eager_only and torch.compiler.is_compiling():
+            return "it does not run inside compiled or exported graphs"
         return self.missing()
 
 
@@ -87,6 +91,7 @@ ENGINES = {
             summary="projective scan by torch's private associative_scan, for comparison",
             devices=("cpu", "cuda"),
             location=f"{_PACKAGE}.expanded:torch_associative",
+            eager_only=True,  # torch's scan uses vmap inside, which fails under dispatch modes
             missing=_torch_scan_missing,
         ),
     )

@@ -49,7 +49,7 @@ class ExpandedEngine:
         path = self._beliefs(a_bar, p_bar, phi, b, state_0)
         path = KLAState(*(torch.cat(pair, dim=1) for pair in zip(state_0, path, strict=True)))
         dtype = inputs.compute_dtype
-        starts = KLAState(*(x[:, :-1:CHUNK].to(dtype) for x in path))
+        starts = KLAState(*(x[:, :-1:CHUNK] for x in path))
         y = read_mean(q, path.mean[:, 1:]).view_as(rows.v)
         y_var = read_variance(q, path.variance[:, 1:]).view_as(rows.v) if return_variance else None
         return ScanResult(
@@ -57,7 +57,7 @@ class ExpandedEngine:
             y_var=None if y_var is None else rows.layout.scatter(y_var, inputs.v),
             mean=path.mean[:, -1].to(dtype, copy=True),
             variance=path.variance[:, -1].to(dtype, copy=True),
-            checkpoints=rows.layout.save(starts) if save else None,
+            checkpoints=rows.layout.save(starts, dtype) if save else None,
         )
 
     def backward(

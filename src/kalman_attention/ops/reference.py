@@ -61,27 +61,29 @@ def reference_scan(inputs: ScanInputs, *, return_variance: bool) -> ScanOutput:
 
 
 def _rows(inputs: ScanInputs, return_variance: bool) -> ScanOutput:
-    dtype, out_dtype = inputs.compute_dtype, inputs.v.dtype
-    v, lam_v, k, q = (x.to(dtype) for x in inputs[:4])
+    dtype, out_dtype = inputs.arithmetic_dtype, inputs.v.dtype
+    v, lam_v, k, q, a_bar, p_bar, *belief = (x.to(dtype) for x in inputs[:8])
     if inputs.mask is not None:
         # Whatever stands in padding, even NaN, must not reach a gradient.
         v, lam_v, k, q = (x.masked_fill(~inputs.mask.unsqueeze(-1), 0.0) for x in (v, lam_v, k, q))
-    state = KLAState(inputs.mean_0, inputs.variance_0)
+    state = KLAState(*belief)
     y, y_var = [v[:, :0]], [v[:, :0]]
-    for t in range(v.shape[1]):
-        phi, b = token_evidence(k[:, t], v[:, t], lam_v[:, t])
-        new = moment.step(state, inputs.a_bar, inputs.p_bar, phi, b)
+    # unbind, not x[:, t]: the gradient of an index is as long as T, and there are T of them.
+    tokens = zip(*(x.unbind(1) for x in (v, lam_v, k, q)), strict=True)
+    for t, (v_t, lam_v_t, k_t, q_t) in enumerate(tokens):
+        phi, b = token_evidence(k_t, v_t, lam_v_t)
+        new = moment.step(state, a_bar, p_bar, phi, b)
         if inputs.mask is not None:
             real = inputs.mask[:, t, None, None]
             new = KLAState(*(torch.where(real, x, y) for x, y in zip(new, state, strict=True)))
         state = new
-        y.append(read_mean(q[:, t], state.mean).unsqueeze(1))
+        y.append(read_mean(q_t, state.mean).unsqueeze(1))
         if return_variance:
-            y_var.append(read_variance(q[:, t], state.variance).unsqueeze(1))
+            y_var.append(read_variance(q_t, state.variance).unsqueeze(1))
     return ScanOutput(
         y=torch.cat(y, 1).to(out_dtype),
         y_var=torch.cat(y_var, 1).to(out_dtype) if return_variance else None,
-        state=state,
+        state=KLAState(*(x.to(inputs.compute_dtype) for x in state)),
     )
 
 

@@ -69,27 +69,27 @@ def backward(
 ) -> ScanGrads:
     """Exact gradients of one scan; see ``EngineModule.backward``."""
     rows = to_rows(inputs)
-    dtype = inputs.compute_dtype
+    dtype, zero = rows.v.dtype, torch.zeros_like(rows.state_0.mean)
     last = Adjoint(
-        dmu=torch.zeros_like(inputs.mean_0) if dmean is None else dmean,
-        ds=torch.zeros_like(inputs.mean_0) if dvariance is None else dvariance,
+        dmu=zero if dmean is None else dmean.to(dtype),
+        ds=zero if dvariance is None else dvariance.to(dtype),
     )
     dy_rows = None if dy is None else rows.layout.gather(dy, dtype)
     dy_var_rows = None if dy_var is None else rows.layout.gather(dy_var, dtype)
     if rows.v.shape[1] == 0:
         return _no_tokens(inputs, last)
-    steps = _replay(rows, rows.layout.load(checkpoints), inputs)
+    steps = _replay(rows, rows.layout.load(checkpoints, dtype))
     sources = [_source(rows, dy_rows, dy_var_rows, steps[t], t) for t in range(CHUNK)]
-    incoming, first = _incoming(steps, sources, inputs.a_bar, last)
+    incoming, first = _incoming(steps, sources, rows.a_bar, last)
     return _accumulate(inputs, rows, steps, sources, incoming, first, dy_rows, dy_var_rows)
 
 
-def _replay(rows: Rows, starts: KLAState, inputs: ScanInputs) -> list[Step]:
+def _replay(rows: Rows, starts: KLAState) -> list[Step]:
     steps, state = [], starts
     for t in range(CHUNK):
         phi, b = token_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
         real = rows.real[:, :, t]
-        prior = moment.predict(state, inputs.a_bar, inputs.p_bar)
+        prior = moment.predict(state, rows.a_bar, rows.p_bar)
         new = moment.update(prior, phi, b)
         new = KLAState(*(torch.where(real, x, y) for x, y in zip(new, state, strict=True)))
         r = moment.retention(prior.variance, phi)
@@ -150,7 +150,7 @@ def _accumulate(
     dy_var: Tensor | None,
 ) -> ScanGrads:
     """Walk back once more with the right adjoints and collect what every input gets."""
-    a_bar = inputs.a_bar
+    a_bar, dtype = rows.a_bar, inputs.compute_dtype
     dv, dlam_v = torch.empty_like(rows.v), torch.empty_like(rows.v)
     dk, dq = torch.empty_like(rows.k), torch.zeros_like(rows.q)
     da, dp = torch.zeros_like(a_bar), torch.zeros_like(a_bar)
@@ -184,10 +184,10 @@ def _accumulate(
         lam_v=back(dlam_v, inputs.lam_v),
         k=back(dk, inputs.k),
         q=back(dq, inputs.q),
-        a_bar=da,
-        p_bar=dp,
-        mean_0=first.dmu.clone(),
-        variance_0=first.ds.clone(),
+        a_bar=da.to(dtype),
+        p_bar=dp.to(dtype),
+        mean_0=first.dmu.to(dtype, copy=True),
+        variance_0=first.ds.to(dtype, copy=True),
     )
 
 

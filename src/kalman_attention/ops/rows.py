@@ -15,13 +15,16 @@ from kalman_attention.ops.contract import CHUNK, ScanInputs
 
 
 class Rows(NamedTuple):
-    """The tokens of a call in the compute dtype, ``[R, C, CHUNK, ...]`` each.
+    """A call as rows: tokens ``[R, C, CHUNK, ...]``, all in the arithmetic dtype.
 
     Attributes:
         v: values; 0 where there is no token, like lam_v, k, q.
         lam_v: value precisions.
         k: keys.
         q: queries.
+        a_bar: decay, ``[N, D]``.
+        p_bar: process-noise variance, ``[N, D]``.
+        state_0: belief before the first token, ``[R, N, D]``.
         real: True where there is a token, ``[R, C, CHUNK, 1, 1]``, ready to select beliefs.
         layout: how to go back.
     """
@@ -30,6 +33,9 @@ class Rows(NamedTuple):
     lam_v: Tensor
     k: Tensor
     q: Tensor
+    a_bar: Tensor
+    p_bar: Tensor
+    state_0: KLAState
     real: Tensor
     layout: "Layout"
 
@@ -65,20 +71,20 @@ class Layout(NamedTuple):
         out[self.positions[held]] = rows.flatten(1, 2)[held]
         return out.view(B, T, F).to(like.dtype)
 
-    def save(self, starts: KLAState) -> Tensor:
+    def save(self, starts: KLAState, dtype: torch.dtype) -> Tensor:
         """Beliefs before each chunk, ``[R, C, N, D]``, in the layout of the contract."""
         _, C, N, D = starts.mean.shape
-        saved = starts.mean.new_zeros(2, self.chunks, N, D)
+        saved = starts.mean.new_zeros(2, self.chunks, N, D, dtype=dtype)
         numbers, used = self._numbers(C)
-        saved[0, numbers[used]] = starts.mean[used]
-        saved[1, numbers[used]] = starts.variance[used]
+        for half, start in zip(saved, starts, strict=True):
+            half[numbers[used]] = start[used].to(dtype)
         return saved
 
-    def load(self, checkpoints: Tensor) -> KLAState:
+    def load(self, checkpoints: Tensor, dtype: torch.dtype) -> KLAState:
         """The inverse of ``save``; chunks that hold no token get some belief, never used."""
         numbers, _ = self._numbers(self.positions.shape[1] // CHUNK)
-        numbers = numbers.clamp(max=max(self.chunks - 1, 0))
-        return KLAState(mean=checkpoints[0, numbers], variance=checkpoints[1, numbers])
+        mean, variance = checkpoints[:, numbers.clamp(max=max(self.chunks - 1, 0))].to(dtype)
+        return KLAState(mean, variance)
 
     def _numbers(self, C: int) -> tuple[Tensor, Tensor]:
         numbers = self.slots.unsqueeze(1) + torch.arange(C, device=self.slots.device)
@@ -89,14 +95,16 @@ class Layout(NamedTuple):
 def to_rows(inputs: ScanInputs) -> Rows:
     """Bring a call into rows."""
     layout, real = _layout(inputs)
-    dtype = inputs.compute_dtype
+    dtype = inputs.arithmetic_dtype
     blank = None if inputs.mask is None else ~inputs.mask.unsqueeze(-1)
 
     def gather(x: Tensor) -> Tensor:
         return layout.gather(x if blank is None else x.masked_fill(blank, 0.0), dtype)
 
     v, lam_v, k, q = (gather(x) for x in (inputs.v, inputs.lam_v, inputs.k, inputs.q))
-    return Rows(v, lam_v, k, q, real.view(*v.shape[:3], 1, 1), layout)
+    a_bar, p_bar, mean_0, variance_0 = (x.to(dtype) for x in inputs[4:8])
+    state_0 = KLAState(mean_0, variance_0)
+    return Rows(v, lam_v, k, q, a_bar, p_bar, state_0, real.view(*v.shape[:3], 1, 1), layout)
 
 
 def _layout(inputs: ScanInputs) -> tuple[Layout, Tensor]:

@@ -1,1 +1,1 @@
-"""Figures. Functions here take arrays and return a figure; nothing else touches matplotlib."""
+"""One file per figure; reads results, never trains. The only place that imports matplotlib."""

@@ -1,0 +1,1 @@
+"""The command ``kla``: one file per verb."""

@@ -1,0 +1,38 @@
+"""``kla``: parse the verb, hand over to its file."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from kalman_attention.cli import check, demo
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    args = build_parser().parse_args(argv)
+    try:
+        code: int = args.verb(args)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="kla", description="Kalman linear attention: check, demonstrate, measure."
+    )
+    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
+    for verb in (check, demo):
+        name = verb.__name__.rpartition(".")[2]
+        doc = (verb.__doc__ or "").split("\n", 1)[0]
+        summary = doc.partition(": ")[2]
+        sub = verbs.add_parser(name, help=summary, description=summary)
+        verb.add_arguments(sub)
+        sub.set_defaults(verb=verb.run)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+// Backward pass: chunks in reverse, each replayed from its checkpoint and then walked backwards with
+// the scalar adjoints of mean and variance.
+#ifndef KLA_CPU_BACKWARD_H
+#define KLA_CPU_BACKWARD_H
+
+#include "forward.h"
+#include "waves.h"
+
+namespace kla {
+namespace KLA_ISA_NAMESPACE {
+
+// Slots replayed at a time: enough chains to hide latency, few enough for the trajectory to stay close.
+constexpr int64_t kSlotBlock = 16;
+
+template <class T, int W>
+struct BackwardScratch {
+  Stage<T> in;
+  Tiles<T, W> state;
+  Sums<T> sums;
+  T* path;
+  T* slot_sums;
+
+  BackwardScratch(Arena& arena, const kla_scan_params& p, const Groups& groups)
+      : in(arena, groups.pitch(), p.N, p.T),
+        state(arena, p.N, kBackwardFields, groups.width),
+        sums(arena, std::min<int64_t>(p.T, KLA_CHUNK), p.N, in.pitch) {
+    const int64_t tokens = std::min<int64_t>(p.T, KLA_CHUNK);
+    path = arena.take<T>((tokens + 1) * std::min(p.N, kSlotBlock) * kPathFields * W * kLanes<T>);
+    slot_sums = arena.take<T>(tokens * p.N + kLanes<T>);
+  }
+};
+
+// Sums that several tasks contribute to, each in a place of its own.
+template <class T>
+struct Partials {
+  T *dk, *dq;        // [units, tokens of the wave, N]
+  double *da, *dp;   // [rows of the wave, N, D]
+  double *da_total, *dp_total;  // [N, D]
+  int64_t tokens;
+
+  Partials(Arena& arena, const kla_scan_params& p, const Groups& groups, const Waves& waves)
+      : tokens(waves.max_tokens()) {
+    for (T** x : {&dk, &dq}) *x = arena.take<T>(groups.units * tokens * p.N);
+    for (double** x : {&da, &dp}) *x = arena.take<double>(waves.max_rows() * p.N * p.D);
+    for (double** x : {&da_total, &dp_total}) *x = arena.take<double>(p.N * p.D);
+  }
+};
+
+template <class M, class T, int W>
+struct Backward {
+  const kla_scan_params& p;
+  const kla_scan_grads& g;
+  const int64_t threads;
+  const Groups groups;
+  const Waves waves;
+  Partials<T>* partials = nullptr;
+
+  Backward(const kla_scan_params& params, const kla_scan_grads& grads)
+      : p(params),
+        g(grads),
+        threads(useful_threads(params)),
+        groups(params, threads),
+        waves(params, groups) {}
+
+  using Scratch = BackwardScratch<T, W>;
+
+  void adjoint_unit(int64_t begin, int64_t end, Scratch& x) const {
+    for (int64_t d = begin; d < end; d += W * kLanes<T>)
+      for (int64_t n0 = 0; n0 < p.N; n0 += kSlotBlock) {
+        const int64_t n1 = std::min(p.N, n0 + kSlotBlock);
+        const bool first = d == begin;
+        M::template replay<T, W>(x.in, x.state, d, n0, n1, x.path);
+        if (M::kHasVariance && g.dy_var.data)
+          M::template adjoint<T, W, true>(x.in, x.state, d, n0, n1, x.path, first, x.sums);
+        else
+          M::template adjoint<T, W, false>(x.in, x.state, d, n0, n1, x.path, first, x.sums);
+      }
+  }
+
+  void load_output_grad(const kla_array& dy, const Row& row, int64_t d0, Scratch& x, T* dst) const {
+    if (dy.data) return x.in.load_channels(dy, row, d0, dst);
+    std::fill(dst, dst + x.in.count * x.in.pitch, T(0));
+  }
+
+  // dv = lam_v acc_v and dlam_v = acc_lam + v acc_v, in place.
+  void store_token_grads(const Row& row, int64_t d0, Scratch& x) const {
+    T *acc_v = x.sums.acc_v, *acc_lam = x.sums.acc_lam;
+    for (int64_t i = 0; i < x.in.count * x.in.pitch; ++i) {
+      acc_lam[i] += x.in.v[i] * acc_v[i];
+      acc_v[i] *= x.in.lam_v[i];
+    }
+    x.in.store_channels(p, row, d0, acc_v, g.dv, p.v.dtype);
+    x.in.store_channels(p, row, d0, acc_lam, g.dlam_v, p.lam_v.dtype);
+  }
+
+  // Adds up the lanes of the slot sums and files them under the tokens of the wave.
+  void store_slot_sums(const T* vectors, Scratch& x, T* out) const {
+    row_sums(vectors, x.in.count * p.N, x.slot_sums);
+    const size_t bytes = static_cast<size_t>(p.N) * sizeof(T);
+    for (int64_t t = 0, j = 0; t < x.in.tokens; ++t) {
+      if (j < x.in.count && x.in.live[j] == t)
+        memcpy(out + t * p.N, x.slot_sums + j++ * p.N, bytes);
+      else
+        memset(out + t * p.N, 0, bytes);
+    }
+  }
+
+  void backward_chunk(const Wave& wave, const Row& row, int64_t r, int64_t group, int64_t c,
+                      Scratch& x) const {
+    const int64_t d0 = groups.begin(group), size = groups.size(group), nd = p.N * p.D;
+    const int64_t chunk = row.chunk0 + c;
+    x.state.load(kMu, state_row<T>(p.checkpoints, p, chunk), p.D, d0, size);
+    if (M::kHasVariance)
+      x.state.load(kS, state_row<T>(p.checkpoints, p, num_chunks(p) + chunk), p.D, d0, size);
+    x.state.load(kDa, nullptr, p.D, d0, size);
+    x.state.load(kDp, nullptr, p.D, d0, size);
+    x.in.load_chunk(p, row, c, d0, size);
+    load_output_grad(g.dy, row, d0, x, x.sums.dy);
+    if (g.dy_var.data) load_output_grad(g.dy_var, row, d0, x, x.sums.dy_var);
+    const int64_t token = waves.offset(wave, r) + c * KLA_CHUNK - wave.begin();
+    for (int64_t d = 0; d < size; d += groups.unit) {
+      adjoint_unit(d, std::min(size, d + groups.unit), x);
+      const int64_t at = ((d0 + d) / groups.unit * partials->tokens + token) * p.N;
+      store_slot_sums(x.sums.dk, x, partials->dk + at);
+      store_slot_sums(x.sums.dq, x, partials->dq + at);
+    }
+    store_token_grads(row, d0, x);
+    x.state.add_to(kDa, partials->da + (r - wave.r0) * nd, p.D, d0, size);
+    if (M::kHasVariance) x.state.add_to(kDp, partials->dp + (r - wave.r0) * nd, p.D, d0, size);
+  }
+
+  void task(const Wave& wave, int64_t r, int64_t group, Scratch& x) const {
+    const Row row = row_at(p, r);
+    const int64_t end = std::min(wave.c1, row.chunks());
+    if (end <= wave.c0 && wave.c0 > 0) return;
+    const int64_t d0 = groups.begin(group), size = groups.size(group);
+    const auto read = [&](Field field, const void* src, int64_t at) {
+      x.state.load(field, state_row<T>(src, p, at), p.D, d0, size);
+    };
+    const auto write = [&](Field field, void* dst) {
+      x.state.store(field, state_row<T>(dst, p, r), p.D, d0, size);
+    };
+    const bool last = end == row.chunks();  // nothing of this row has been walked yet
+    read(kA, p.a_bar, 0);
+    read(kP, p.p_bar, 0);
+    read(kDmu, last ? g.dmean : g.dmean_0, r);
+    read(kDs, last ? g.dvariance : g.dvariance_0, r);
+    for (int64_t c = end - 1; c >= wave.c0; --c) backward_chunk(wave, row, r, group, c, x);
+    write(kDmu, g.dmean_0);
+    if (M::kHasVariance) write(kDs, g.dvariance_0);
+  }
+
+  // Second round of a wave: sums over units, in order, for one row.
+  void reduce_slots(const Wave& wave, int64_t r, const T* partial, void* out, int64_t dtype) const {
+    const Row row = row_at(p, r);
+    const int64_t count = (wave.end(row) - wave.begin()) * p.N;
+    const T* from = partial + waves.offset(wave, r) * p.N;
+    const int64_t to = (row.b * p.T + row.t0 + wave.begin()) * p.N;
+    constexpr int64_t kBlock = 512;
+    T sum[kBlock];
+    with_type(out, dtype, [&](auto* data) {
+      for (int64_t i = 0; i < count; i += kBlock) {
+        const int64_t length = std::min(kBlock, count - i);
+        std::fill(sum, sum + length, T(0));
+        for (int64_t unit = 0; unit < groups.units; ++unit) {
+          const T* x = from + unit * partials->tokens * p.N + i;
+          for (int64_t j = 0; j < length; ++j) sum[j] += x[j];
+        }
+        encode_row(sum, length, data + to + i);
+      }
+    });
+  }
+
+  void reduce_dynamics(int64_t rows) const {
+    const int64_t nd = p.N * p.D;
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < nd; ++i) {
+        partials->da_total[i] += partials->da[r * nd + i];
+        if (M::kHasVariance) partials->dp_total[i] += partials->dp[r * nd + i];
+      }
+  }
+
+  void store_dynamics() const {
+    for (int64_t i = 0; i < p.N * p.D; ++i) {
+      static_cast<T*>(g.da_bar)[i] = static_cast<T>(partials->da_total[i]);
+      if (M::kHasVariance) static_cast<T*>(g.dp_bar)[i] = static_cast<T>(partials->dp_total[i]);
+    }
+  }
+
+  void run_wave(const Wave& wave, char* scratch, size_t stride) const {
+    auto walk = [&](int64_t i, int worker) {
+      Arena arena(scratch + stride * static_cast<size_t>(worker));
+      Scratch x(arena, p, groups);
+      task(wave, wave.r0 + i / groups.count, i % groups.count, x);
+    };
+    parallel_for(threads, p.pool, (wave.r1 - wave.r0) * groups.count, walk);
+    auto reduce = [&](int64_t i, int) {
+      const int64_t r = wave.r0 + i / 2;
+      if (wave.end(row_at(p, r)) <= wave.begin()) return;
+      if (i % 2 == 0) reduce_slots(wave, r, partials->dk, g.dk, p.k.dtype);
+      if (i % 2 == 1) reduce_slots(wave, r, partials->dq, g.dq, p.q.dtype);
+    };
+    parallel_for(threads, p.pool, (wave.r1 - wave.r0) * 2, reduce);
+  }
+
+  int run() {
+    const int64_t nd = p.N * p.D;
+    Arena measure(nullptr), shared(nullptr);
+    Scratch(measure, p, groups);
+    Partials<T>(shared, p, groups, waves);
+    const Block scratch(measure.used() * static_cast<size_t>(threads)), block(shared.used());
+    if (!scratch || !block) return KLA_ERROR_MEMORY;
+    Arena arena(block.data());
+    Partials<T> sums(arena, p, groups, waves);
+    partials = &sums;
+    std::fill(sums.da_total, sums.da_total + nd, 0.0);
+    std::fill(sums.dp_total, sums.dp_total + nd, 0.0);
+    for (int64_t r0 = 0, r1; r0 < p.R; r0 = r1) {
+      r1 = waves.rows_end(r0);
+      std::fill(sums.da, sums.da + (r1 - r0) * nd, 0.0);
+      std::fill(sums.dp, sums.dp + (r1 - r0) * nd, 0.0);
+      const int64_t chunks = waves.chunks(r0, r1), slice = waves.slice(r0, r1);
+      int64_t c0 = chunks == 0 ? 0 : (chunks - 1) / slice * slice;
+      for (; c0 >= 0; c0 -= slice)
+        run_wave({r0, r1, c0, c0 + slice}, scratch.data(), measure.used());
+      reduce_dynamics(r1 - r0);
+    }
+    store_dynamics();
+    return KLA_OK;
+  }
+};
+
+}  // namespace KLA_ISA_NAMESPACE
+}  // namespace kla
+#endif

@@ -1,0 +1,88 @@
+// Forward pass: one task per (row, channel group) walks time chunk by chunk.
+#ifndef KLA_CPU_FORWARD_H
+#define KLA_CPU_FORWARD_H
+
+#include "parallel.h"
+#include "stage.h"
+#include "tile.h"
+
+namespace kla {
+namespace KLA_ISA_NAMESPACE {
+
+template <class T, int W>
+struct ForwardScratch {
+  Stage<T> in;
+  Tiles<T, W> state;
+  T *y, *y_var;
+
+  ForwardScratch(Arena& arena, const kla_scan_params& p, const Groups& groups)
+      : in(arena, groups.pitch(), p.N, p.T), state(arena, p.N, kForwardFields, groups.width) {
+    const int64_t rows = std::min<int64_t>(p.T, KLA_CHUNK);
+    y = arena.take<T>(rows * in.pitch);
+    y_var = arena.take<T>(p.y_var ? rows * in.pitch : 0);
+  }
+};
+
+// State arrays [*, N, D] at row r; null stays null.
+template <class T>
+KLA_INLINE T* state_row(const void* base, const kla_scan_params& p, int64_t r) {
+  return base ? static_cast<T*>(const_cast<void*>(base)) + r * p.N * p.D : nullptr;
+}
+
+template <class M, class T, int W>
+void forward_chunk(const kla_scan_params& p, ForwardScratch<T, W>& x) {
+  for (int64_t d = 0; d < x.in.size; d += W * kLanes<T>) {
+    if (M::kHasVariance && p.y_var)
+      M::template forward<T, W, true>(x.in, x.state, d, x.y, x.y_var);
+    else
+      M::template forward<T, W, false>(x.in, x.state, d, x.y, x.y_var);
+  }
+}
+
+template <class M, class T, int W>
+void forward_task(const kla_scan_params& p, const Groups& groups, int64_t r, int64_t g,
+                  ForwardScratch<T, W>& x) {
+  const Row row = row_at(p, r);
+  const int64_t d0 = groups.begin(g), size = groups.size(g);
+  const auto read = [&](Field field, const void* src, int64_t at) {
+    x.state.load(field, state_row<T>(src, p, at), p.D, d0, size);
+  };
+  const auto write = [&](Field field, void* dst, int64_t at) {
+    if (dst) x.state.store(field, state_row<T>(dst, p, at), p.D, d0, size);
+  };
+  read(kA, p.a_bar, 0);
+  read(kP, p.p_bar, 0);
+  read(kMu, p.mean_0, r);
+  read(kS, p.variance_0, r);
+  for (int64_t c = 0; c < row.chunks(); ++c) {
+    write(kMu, p.checkpoints, row.chunk0 + c);
+    if (M::kHasVariance) write(kS, p.checkpoints, num_chunks(p) + row.chunk0 + c);
+    x.in.load_chunk(p, row, c, d0, size);
+    forward_chunk<M, T, W>(p, x);
+    x.in.store_channels(p, row, d0, x.y, p.y, p.v.dtype);
+    if (p.y_var) x.in.store_channels(p, row, d0, x.y_var, p.y_var, p.v.dtype);
+  }
+  write(kMu, p.mean, r);
+  write(kS, p.variance, r);
+}
+
+template <class M, class T, int W>
+int run_forward(const kla_scan_params& p) {
+  const int64_t threads = useful_threads(p);
+  const Groups groups(p, threads);
+  Arena measure(nullptr);
+  ForwardScratch<T, W>(measure, p, groups);
+  const Block block(measure.used() * static_cast<size_t>(threads));
+  if (!block) return KLA_ERROR_MEMORY;
+  auto task = [&](int64_t i, int worker) {
+    Arena arena(block.data() + measure.used() * static_cast<size_t>(worker));
+    ForwardScratch<T, W> x(arena, p, groups);
+    forward_task<M, T, W>(p, groups, i / groups.count, i % groups.count, x);
+  };
+  parallel_for(threads, p.pool, p.R * groups.count, task);
+  return KLA_OK;
+}
+
+}  // namespace KLA_ISA_NAMESPACE
+}  // namespace kla
+#endif

@@ -1,0 +1,52 @@
+// Compiled once per instruction set; KLA_ISA_NAMESPACE and KLA_VECTOR_BYTES come from the build.
+#include "kernels.h"
+
+#include "backward.h"
+#include "forward.h"
+#include "kalman.h"
+#include "step.h"
+
+namespace kla {
+namespace KLA_ISA_NAMESPACE {
+namespace {
+
+template <class M, class T, int W>
+struct ForwardCall {
+  static int run(const kla_scan_params& p) { return run_forward<M, T, W>(p); }
+};
+template <class M, class T, int W>
+struct BackwardCall {
+  static int run(const kla_scan_params& p, const kla_scan_grads& g) {
+    return Backward<M, T, W>(p, g).run();
+  }
+};
+
+// Few slots need wide tiles to have enough independent chains.
+template <template <class, class, int> class Call, class M, class T, class... Args>
+int with_width(const kla_scan_params& p, const Args&... args) {
+  if (p.N <= 2) return Call<M, T, 4>::run(p, args...);
+  return Call<M, T, 2>::run(p, args...);
+}
+
+template <template <class, class, int> class Call, class... Args>
+int with_types(const kla_scan_params& p, const Args&... args) {
+  if (p.compute == KLA_FLOAT64) return with_width<Call, Kalman, double>(p, args...);
+  return with_width<Call, Kalman, float>(p, args...);
+}
+
+int forward(const kla_scan_params& p) {
+  if (p.T == 1 && p.cu_seqlens == nullptr && p.checkpoints == nullptr)
+    return p.compute == KLA_FLOAT64 ? run_step<double>(p) : run_step<float>(p);
+  return with_types<ForwardCall>(p);
+}
+
+int backward(const kla_scan_params& p, const kla_scan_grads& g) {
+  return with_types<BackwardCall>(p, g);
+}
+
+}  // namespace
+
+extern const Kernels kernels{forward, backward};
+
+}  // namespace KLA_ISA_NAMESPACE
+}  // namespace kla

@@ -1,0 +1,25 @@
+// What each instruction set's copy of the kernel offers to the dispatcher.
+#ifndef KLA_CPU_KERNELS_H
+#define KLA_CPU_KERNELS_H
+
+#include "../kla_scan.h"
+
+namespace kla {
+
+struct Kernels {
+  int (*forward)(const kla_scan_params&);
+  int (*backward)(const kla_scan_params&, const kla_scan_grads&);
+};
+
+namespace baseline {
+extern const Kernels kernels;
+}
+namespace avx2 {
+extern const Kernels kernels;
+}
+namespace avx512 {
+extern const Kernels kernels;
+}
+
+}  // namespace kla
+#endif

@@ -1,0 +1,93 @@
+// The exported functions: check, choose the instruction set, run, turn every failure into a status.
+#include <exception>
+#include <new>
+
+#include "../kla_scan.h"
+#include "kernels.h"
+#include "parallel.h"
+
+namespace {
+
+bool can_run(int64_t isa) {
+  switch (isa) {
+    case KLA_ISA_BASELINE:
+      return true;
+#ifdef KLA_WITH_AVX
+    case KLA_ISA_AVX2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case KLA_ISA_AVX512:
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
+#endif
+    default:
+      return false;
+  }
+}
+
+const kla::Kernels* choose(int64_t isa) {
+  if (isa == KLA_ISA_AUTO) {
+    for (isa = KLA_ISA_AVX512; !can_run(isa); --isa) {
+    }
+  }
+  if (!can_run(isa)) return nullptr;
+#ifdef KLA_WITH_AVX
+  if (isa == KLA_ISA_AVX512) return &kla::avx512::kernels;
+  if (isa == KLA_ISA_AVX2) return &kla::avx2::kernels;
+#endif
+  return &kla::baseline::kernels;
+}
+
+int check(const kla_scan_params* p) {
+  if (p == nullptr || p->abi != KLA_ABI_VERSION) return KLA_ERROR_ABI;
+  if (p->B < 0 || p->T < 0 || p->N < 0 || p->D < 0 || p->R < 0) return KLA_ERROR_ARGUMENT;
+  if (p->compute != KLA_FLOAT32 && p->compute != KLA_FLOAT64) return KLA_ERROR_ARGUMENT;
+  if (p->model != KLA_MODEL_KALMAN) return KLA_ERROR_ARGUMENT;
+  if (p->pool == KLA_POOL_OPENMP && kla::pool_in_use() != KLA_POOL_OPENMP) return KLA_ERROR_ARGUMENT;
+  return choose(p->isa) ? KLA_OK : KLA_ERROR_ISA;
+}
+
+template <class F>
+int guarded(const kla_scan_params* p, F run) {
+  if (const int status = check(p)) return status;
+  try {
+    return run(*choose(p->isa));
+  } catch (const std::bad_alloc&) {
+    return KLA_ERROR_MEMORY;
+  } catch (...) {
+    return KLA_ERROR_INTERNAL;
+  }
+}
+
+}  // namespace
+
+int kla_scan_forward(const kla_scan_params* params) {
+  return guarded(params, [&](const kla::Kernels& kernels) { return kernels.forward(*params); });
+}
+
+int kla_scan_backward(const kla_scan_params* params, const kla_scan_grads* grads) {
+  if (grads == nullptr) return KLA_ERROR_ARGUMENT;
+  return guarded(params,
+                 [&](const kla::Kernels& kernels) { return kernels.backward(*params, *grads); });
+}
+
+const char* kla_status_text(int status) {
+  switch (status) {
+    case KLA_OK: return "ok";
+    case KLA_ERROR_ABI: return "the library and its Python loader are of different versions";
+    case KLA_ERROR_ISA: return "the processor does not support the requested instruction set";
+    case KLA_ERROR_ARGUMENT: return "an argument of the native call is out of range";
+    case KLA_ERROR_MEMORY: return "not enough memory for the working arrays of the scan";
+    default: return "internal error in the native engine";
+  }
+}
+
+int64_t kla_abi_version(void) { return KLA_ABI_VERSION; }
+
+int64_t kla_isa_available(void) {
+  int64_t bits = 0;
+  for (int64_t isa = KLA_ISA_BASELINE; isa <= KLA_ISA_AVX512; ++isa)
+    if (can_run(isa)) bits |= int64_t{1} << isa;
+  return bits;
+}
+
+int64_t kla_pool_in_use(void) { return kla::pool_in_use(); }

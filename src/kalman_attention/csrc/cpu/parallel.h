@@ -1,0 +1,27 @@
+// Runs numbered tasks on several threads. Which thread runs a task is left to chance; what a task
+// computes is not: tasks are fixed by the shape alone and write to places of their own.
+#ifndef KLA_CPU_PARALLEL_H
+#define KLA_CPU_PARALLEL_H
+
+#include <cstdint>
+
+namespace kla {
+
+using TaskFn = void (*)(void* context, int64_t task, int worker);
+
+// Calls fn for every task in [0, tasks), with worker < threads. Denormals are flushed to zero inside
+// (with p = 0 the variance decays through them) and the caller's mode is restored.
+void parallel_for(int64_t threads, int64_t pool, int64_t tasks, TaskFn fn, void* context);
+
+// The kla_pool value that KLA_POOL_AUTO stands for in this process.
+int64_t pool_in_use();
+
+template <class F>
+void parallel_for(int64_t threads, int64_t pool, int64_t tasks, F& f) {
+  parallel_for(
+      threads, pool, tasks,
+      [](void* context, int64_t task, int worker) { (*static_cast<F*>(context))(task, worker); }, &f);
+}
+
+}  // namespace kla
+#endif

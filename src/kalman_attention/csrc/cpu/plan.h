@@ -1,0 +1,102 @@
+// How a call is cut into rows, channel groups and chunks. Everything here follows from the shape alone
+// and never from the number of threads: that is what makes the bits the same for every thread count.
+#ifndef KLA_CPU_PLAN_H
+#define KLA_CPU_PLAN_H
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+
+#include "../kla_scan.h"
+#include "vector.h"
+
+namespace kla {
+namespace KLA_ISA_NAMESPACE {
+
+// One row of the batch, or one packed document.
+struct Row {
+  int64_t b, t0, length;  // tokens [t0, t0 + length) of batch entry b
+  int64_t chunk0;         // its first slot in the checkpoints
+  int64_t chunks() const { return (length + KLA_CHUNK - 1) / KLA_CHUNK; }
+};
+
+KLA_INLINE Row row_at(const kla_scan_params& p, int64_t r) {
+  if (p.cu_seqlens == nullptr) return {r, 0, p.T, r * ((p.T + KLA_CHUNK - 1) / KLA_CHUNK)};
+  const int64_t t0 = p.cu_seqlens[r];
+  return {0, t0, p.cu_seqlens[r + 1] - t0, t0 / KLA_CHUNK + r};
+}
+
+KLA_INLINE int64_t num_chunks(const kla_scan_params& p) {
+  return p.cu_seqlens ? p.T / KLA_CHUNK + p.R : p.B * ((p.T + KLA_CHUNK - 1) / KLA_CHUNK);
+}
+
+// Hands out cache-line aligned arrays from one block; with a null block it only measures.
+class Arena {
+ public:
+  explicit Arena(char* block) : block_(block) {}
+  template <class T>
+  T* take(int64_t count) {
+    T* at = block_ ? reinterpret_cast<T*>(block_ + used_) : nullptr;
+    used_ += (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
+    return at;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char* block_;
+  size_t used_ = 0;
+};
+
+// An aligned allocation that reports failure instead of throwing: no exception may cross the C ABI.
+class Block {
+ public:
+  explicit Block(size_t bytes) {
+    const size_t rounded = (bytes + 63) / 64 * 64;
+    if (rounded >= bytes) data_ = static_cast<char*>(std::aligned_alloc(64, std::max<size_t>(rounded, 64)));
+  }
+  ~Block() { std::free(data_); }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  char* data() const { return data_; }
+  explicit operator bool() const { return data_ != nullptr; }
+
+ private:
+  char* data_ = nullptr;
+};
+
+// Below this much work a second thread costs more than it brings.
+constexpr int64_t kMinUpdatesPerThread = 100000;
+
+KLA_INLINE int64_t useful_threads(const kla_scan_params& p) {
+  const double updates = static_cast<double>(p.B) * p.T * p.N * p.D;
+  const double cap = updates / kMinUpdatesPerThread;
+  return std::max<int64_t>(1, cap < static_cast<double>(p.threads) ? static_cast<int64_t>(cap) : p.threads);
+}
+
+// Channels are cut into units; a unit is what dk and dq are first summed over, so its width follows from
+// the shape. A task takes a run of adjacent units: how many is free, since every unit is computed the
+// same way in any company. Long runs touch fewer pages per token, short runs give more tasks.
+struct Groups {
+  int64_t D, unit, units;
+  int64_t width, count;  // channels per task, tasks per row
+
+  Groups(const kla_scan_params& p, int64_t threads) : D(p.D) {
+    const bool few = p.R * ((p.D + 63) / 64) < 8;
+    unit = few && p.N > 2 ? 32 : 64;
+    units = (p.D + unit - 1) / unit;
+    const int64_t longest = std::min<int64_t>(units, 192 / unit);
+    const int64_t run = std::max<int64_t>(1, std::min(longest, p.R * units / (4 * threads)));
+    width = run * unit;
+    count = (units + run - 1) / run;
+  }
+  int64_t begin(int64_t g) const { return g * width; }
+  int64_t size(int64_t g) const { return std::min(width, D - begin(g)); }
+  // Row length of staged arrays: a little more than the width, because rows a power of two apart would
+  // all fall into the same cache sets.
+  int64_t pitch() const { return width + 16; }
+};
+
+}  // namespace KLA_ISA_NAMESPACE
+}  // namespace kla
+#endif

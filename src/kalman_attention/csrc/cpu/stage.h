@@ -1,0 +1,86 @@
+// The inputs of one chunk and one channel group as small dense arrays of the compute type. Dtypes,
+// strides, masks and ragged channel tails end here; the core loops see none of them.
+#ifndef KLA_CPU_STAGE_H
+#define KLA_CPU_STAGE_H
+
+#include "convert.h"
+#include "plan.h"
+
+namespace kla {
+namespace KLA_ISA_NAMESPACE {
+
+template <class T>
+struct Stage {
+  int64_t pitch, N;      // row length of the channel arrays and of the slot arrays
+  int64_t size = 0;      // channels in use
+  int64_t count = 0;     // live tokens: a masked token is simply not there
+  int64_t begin = 0;     // first token of the chunk
+  int64_t tokens = 0;    // tokens of the chunk, masked ones included
+  int32_t live[KLA_CHUNK];
+  T *v, *lam_v, *lv;     // [chunk, pitch], lv = lam_v v
+  T *k, *k2, *q;         // [chunk, N], k2 = k^2
+
+  Stage(Arena& arena, int64_t pitch_, int64_t N_, int64_t T_) : pitch(pitch_), N(N_) {
+    const int64_t rows = std::min<int64_t>(T_, KLA_CHUNK);
+    for (T** x : {&v, &lam_v, &lv}) *x = arena.take<T>(rows * pitch);
+    for (T** x : {&k, &k2, &q}) *x = arena.take<T>(rows * N);
+  }
+
+  void find_live(const kla_scan_params& p, const Row& row, int64_t chunk) {
+    begin = row.t0 + chunk * KLA_CHUNK;
+    tokens = std::min<int64_t>(row.length - chunk * KLA_CHUNK, KLA_CHUNK);
+    count = 0;
+    const char* mask = static_cast<const char*>(p.mask.data);
+    for (int64_t t = 0; t < tokens; ++t) {
+      const int64_t at = row.b * p.mask.stride_b + (begin + t) * p.mask.stride_t;
+      if (mask == nullptr || mask[at]) live[count++] = static_cast<int32_t>(t);
+    }
+  }
+
+  // dst[j, :] = columns [first, first + size) of live token j of x, zero up to padded.
+  void load_rows(const kla_array& x, const Row& row, int64_t first, int64_t size, int64_t padded,
+                 T* dst) const {
+    with_type(x.data, x.dtype, [&](const auto* data) {
+      const auto* src = data + row.b * x.stride_b + begin * x.stride_t + first;
+      for (int64_t j = 0; j < count; ++j)
+        decode_row(src + live[j] * x.stride_t, size, padded, dst + j * padded);
+    });
+  }
+
+  void load_channels(const kla_array& x, const Row& row, int64_t d0, T* dst) const {
+    load_rows(x, row, d0, size, pitch, dst);
+  }
+
+  void load_slots(const kla_array& x, const Row& row, T* dst) const {
+    load_rows(x, row, 0, N, N, dst);
+  }
+
+  void load_chunk(const kla_scan_params& p, const Row& row, int64_t chunk, int64_t d0, int64_t size_) {
+    size = size_;
+    find_live(p, row, chunk);
+    load_channels(p.v, row, d0, v);
+    load_channels(p.lam_v, row, d0, lam_v);
+    load_slots(p.k, row, k);
+    load_slots(p.q, row, q);
+    for (int64_t i = 0; i < count * pitch; ++i) lv[i] = lam_v[i] * v[i];
+    for (int64_t i = 0; i < count * N; ++i) k2[i] = k[i] * k[i];
+  }
+
+  // Writes src[j, :] to the live tokens of a contiguous [B, T, D] array and zeros to the masked ones.
+  void store_channels(const kla_scan_params& p, const Row& row, int64_t d0, const T* src, void* out,
+                      int64_t dtype) const {
+    with_type(out, dtype, [&](auto* data) {
+      auto* dst = data + (row.b * p.T + begin) * p.D + d0;
+      for (int64_t t = 0, j = 0; t < tokens; ++t, dst += p.D) {
+        if (j < count && live[j] == t)
+          encode_row(src + j++ * pitch, size, dst);
+        else
+          memset(dst, 0, static_cast<size_t>(size) * sizeof(*dst));
+      }
+    });
+  }
+};
+
+}  // namespace KLA_ISA_NAMESPACE
+}  // namespace kla
+#endif

@@ -1,0 +1,81 @@
+// SIMD vectors of KLA_VECTOR_BYTES through the compiler's vector extensions: one source for SSE, NEON,
+// AVX2 and AVX-512. Everything lives in a namespace of its own per instruction set, so that the linker
+// can never merge code that was compiled with different flags.
+#ifndef KLA_CPU_VECTOR_H
+#define KLA_CPU_VECTOR_H
+
+#include <cstdint>
+#include <utility>
+
+namespace kla {
+namespace KLA_ISA_NAMESPACE {
+
+template <class T>
+struct Simd;
+template <>
+struct Simd<float> {
+  typedef float V __attribute__((vector_size(KLA_VECTOR_BYTES)));
+};
+template <>
+struct Simd<double> {
+  typedef double V __attribute__((vector_size(KLA_VECTOR_BYTES)));
+};
+
+template <class T>
+using Vec = typename Simd<T>::V;
+
+template <class T>
+constexpr int kLanes = KLA_VECTOR_BYTES / static_cast<int>(sizeof(T));
+
+#define KLA_INLINE static inline __attribute__((always_inline))
+
+// Scratch arrays are aligned to a cache line and their rows are multiples of a vector.
+template <class T>
+KLA_INLINE Vec<T> load(const T* p) {
+  return *reinterpret_cast<const Vec<T>*>(p);
+}
+
+template <class T>
+KLA_INLINE void store(T* p, Vec<T> x) {
+  *reinterpret_cast<Vec<T>*>(p) = x;
+}
+
+template <class T>
+KLA_INLINE Vec<T> splat(T x) {
+  return x - Vec<T>{};
+}
+
+// Output lane j of fold takes segment j / (S/2) of the concatenation (x, y), which is cut in segments
+// of S lanes, and adds the two halves of that segment.
+template <class T, int S, int... J>
+KLA_INLINE Vec<T> fold(Vec<T> x, Vec<T> y, std::integer_sequence<int, J...>) {
+  return __builtin_shufflevector(x, y, (J / (S / 2) * S + J % (S / 2))...) +
+         __builtin_shufflevector(x, y, (J / (S / 2) * S + J % (S / 2) + S / 2)...);
+}
+
+template <class T, int Count>
+struct RowSums {
+  // Lanes of the result: for each of Count vectors in turn, its lanes folded to width / Count values.
+  KLA_INLINE Vec<T> of(const T* x) {
+    constexpr int L = kLanes<T>;
+    Vec<T> low = RowSums<T, Count / 2>::of(x);
+    Vec<T> high = RowSums<T, Count / 2>::of(x + Count / 2 * L);
+    return fold<T, 2 * L / Count>(low, high, std::make_integer_sequence<int, L>{});
+  }
+};
+template <class T>
+struct RowSums<T, 1> {
+  KLA_INLINE Vec<T> of(const T* x) { return load(x); }
+};
+
+// sums[i] = sum of the lanes of vector i, in a fixed tree order; vectors come in whole multiples of the
+// lane count (pad with anything) and so does sums.
+template <class T>
+KLA_INLINE void row_sums(const T* vectors, int64_t count, T* sums) {
+  constexpr int L = kLanes<T>;
+  for (int64_t i = 0; i < count; i += L) store(sums + i, RowSums<T, L>::of(vectors + i * L));
+}
+
+}  // namespace KLA_ISA_NAMESPACE
+}  // namespace kla
+#endif

@@ -1,0 +1,85 @@
+/* The C interface of the native CPU engine: raw pointers, no torch headers.
+ *
+ * Every field is eight bytes wide, so that a caller without a C compiler can build the structs by
+ * packing 64-bit integers in order. Letters are those of docs/notation.md. Strides count elements.
+ */
+#ifndef KLA_SCAN_H
+#define KLA_SCAN_H
+
+#include <stdint.h>
+
+#define KLA_ABI_VERSION 1
+#define KLA_CHUNK 64 /* tokens between two saved beliefs */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum kla_dtype { KLA_FLOAT32 = 0, KLA_FLOAT64 = 1, KLA_FLOAT16 = 2, KLA_BFLOAT16 = 3 };
+enum kla_isa { KLA_ISA_AUTO = 0, KLA_ISA_BASELINE = 1, KLA_ISA_AVX2 = 2, KLA_ISA_AVX512 = 3 };
+enum kla_pool { KLA_POOL_AUTO = 0, KLA_POOL_THREADS = 1, KLA_POOL_OPENMP = 2 };
+
+/* KLA_MODEL_LINEAR is the first-order scan h' = exp(dt A) h + dt B x, y = sum_n C h. It uses the same
+ * struct: v = x, lam_v = dt, k = B, q = C, a_bar = A, mean = h; p_bar, variance, y_var are NULL. */
+enum kla_model { KLA_MODEL_KALMAN = 0, KLA_MODEL_LINEAR = 1 };
+
+enum kla_status {
+  KLA_OK = 0,
+  KLA_ERROR_ABI = 1,
+  KLA_ERROR_ISA = 2,
+  KLA_ERROR_ARGUMENT = 3,
+  KLA_ERROR_MEMORY = 4,
+  KLA_ERROR_INTERNAL = 5
+};
+
+/* A [B, T, *] input whose last axis is contiguous. */
+typedef struct kla_array {
+  const void* data;
+  int64_t stride_b, stride_t;
+  int64_t dtype;
+} kla_array;
+
+typedef struct kla_scan_params {
+  int64_t abi;     /* KLA_ABI_VERSION */
+  int64_t model;   /* kla_model */
+  int64_t compute; /* KLA_FLOAT32 or KLA_FLOAT64: type of the arithmetic and of every state */
+  int64_t isa;     /* kla_isa */
+  int64_t pool;    /* kla_pool */
+  int64_t threads; /* upper bound; results do not depend on it */
+  int64_t B, T, N, D;
+  int64_t R;                    /* rows: B, or the number of documents */
+  kla_array v, lam_v;           /* [B, T, D] */
+  kla_array k, q;               /* [B, T, N] */
+  kla_array mask;               /* [B, T] bytes, data NULL when every token is real */
+  const void *a_bar, *p_bar;    /* [N, D] */
+  const void *mean_0, *variance_0; /* [R, N, D] */
+  const int64_t* cu_seqlens;    /* [R + 1] or NULL */
+  void *y, *y_var;              /* [B, T, D] in the dtype of v; y_var may be NULL */
+  void *mean, *variance;        /* [R, N, D] */
+  void* checkpoints;            /* [2, num_chunks, N, D]; written by forward if not NULL */
+} kla_scan_params;
+
+typedef struct kla_scan_grads {
+  kla_array dy, dy_var;         /* [B, T, D], data may be NULL */
+  const void *dmean, *dvariance; /* [R, N, D], may be NULL */
+  void *dv, *dlam_v;            /* [B, T, D] in the dtypes of the inputs */
+  void *dk, *dq;                /* [B, T, N] */
+  void *da_bar, *dp_bar;        /* [N, D] */
+  void *dmean_0, *dvariance_0;  /* [R, N, D] */
+} kla_scan_grads;
+
+#define KLA_EXPORT __attribute__((visibility("default")))
+
+KLA_EXPORT int kla_scan_forward(const kla_scan_params* params);
+KLA_EXPORT int kla_scan_backward(const kla_scan_params* params, const kla_scan_grads* grads);
+KLA_EXPORT const char* kla_status_text(int status);
+KLA_EXPORT int64_t kla_abi_version(void);
+/* Bit i is set when kla_isa value i can run here. */
+KLA_EXPORT int64_t kla_isa_available(void);
+/* The pool that KLA_POOL_AUTO means in this process: a kla_pool value. */
+KLA_EXPORT int64_t kla_pool_in_use(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

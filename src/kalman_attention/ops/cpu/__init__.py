@@ -1,0 +1,7 @@
+"""The native CPU engine: a thin loader around the C++ kernel of ``csrc/cpu``."""
+
+from kalman_attention.ops.cpu.library import info as info
+from kalman_attention.ops.cpu.library import why_not as why_not
+from kalman_attention.ops.cpu.scan import backward as backward
+from kalman_attention.ops.cpu.scan import forward as forward
+from kalman_attention.ops.cpu.scan import step as step

@@ -1,0 +1,187 @@
+"""Hold an engine against the float64 reference: values and every gradient of one call.
+
+Used by ``kla check --run`` on the user's machine and by the tests, so that both mean the same.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kalman_attention.filtering.moment import KLAState
+from kalman_attention.ops.kla_scan import kla_scan
+from kalman_attention.ops.output import ScanOutput
+from kalman_attention.ops.reference import kla_scan_ref
+
+OUTPUT_TOLERANCE = 1e-5
+"""Largest error of y and y_var, relative to max|reference|, in float32 arithmetic."""
+
+TOLERANCE = 1e-4
+"""The same for the last belief and for each gradient."""
+
+VANISHING = 1e-30
+"""Results whose largest entry is below this count as 0: float32 has no digits left there."""
+
+INPUT_NAMES = ("v", "lam_v", "k", "q", "a_bar", "p_bar", "state.mean", "state.variance")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A random call.
+
+    Attributes:
+        B: batch rows; must be 1 when documents are packed.
+        T: tokens.
+        N: slots.
+        D: channels.
+        a_min: smallest magnitude of the decay; magnitudes are log-uniform in 1 - a or a.
+        signed: let a third of the decays be negative.
+        p_max: largest process noise; 0 for none at all.
+        lam_max: largest value precision; they are log-uniform over six decades, with some zeros.
+        padding: "none", "left", "right" or "random".
+        documents: number of packed documents, or 0 for plain rows.
+        seed: of the random numbers.
+    """
+
+    B: int = 2
+    T: int = 100
+    N: int = 4
+    D: int = 8
+    a_min: float = 0.1
+    signed: bool = True
+    p_max: float = 0.1
+    lam_max: float = 10.0
+    padding: str = "none"
+    documents: int = 0
+    seed: int = 0
+
+
+class Call(NamedTuple):
+    """Arguments of one call in float64, and the gradients that its outputs receive."""
+
+    tensors: tuple[Tensor, ...]
+    options: dict[str, Any]
+    cotangents: tuple[Tensor, ...]
+
+
+def make_call(case: Case) -> Call:
+    """Draw the arguments of a case."""
+    generator = torch.Generator().manual_seed(case.seed)
+    B, T, N, D, R = case.B, case.T, case.N, case.D, case.documents or case.B
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+    # Decays crowd at both ends: near 1, where memory is long, and down to a_min.
+    near_one = 1.0 - 10.0 ** (-5.0 * uniform(N, D))
+    a_bar = torch.where(uniform(N, D) < 0.5, near_one, case.a_min ** uniform(N, D))
+    a_bar = a_bar.clamp(min=case.a_min)
+    if case.signed:
+        a_bar = torch.where(uniform(N, D) < 1 / 3, -a_bar, a_bar)
+    lam_v = case.lam_max * 10.0 ** (-6.0 * uniform(B, T, D))
+    lam_v = torch.where(uniform(B, T, D) < 0.05, 0.0, lam_v)
+    key_scale = 1.0 / math.sqrt(N)
+    drawn = (
+        normal(B, T, D),
+        lam_v,
+        normal(B, T, N) * key_scale,
+        normal(B, T, N) * key_scale,
+        a_bar,
+        case.p_max * uniform(N, D) ** 2,
+        normal(R, N, D),
+        0.1 + uniform(R, N, D),
+    )
+    # What a float32 engine is given is what the reference gets: representable in float32.
+    tensors = tuple(x.float().double() for x in drawn)
+    cotangents = (normal(B, T, D), normal(B, T, D), normal(R, N, D), normal(R, N, D))
+    return Call(tensors, _options(case, generator), cotangents)
+
+
+def _options(case: Case, generator: torch.Generator) -> dict[str, Any]:
+    if case.documents:
+        inner = torch.randint(0, case.T + 1, (case.documents - 1,), generator=generator)
+        ends = torch.tensor([0, case.T])
+        return {"cu_seqlens": torch.cat([ends[:1], inner.sort().values, ends[1:]])}
+    if case.padding == "none":
+        return {}
+    place = torch.arange(case.T)
+    length = torch.randint(0, case.T + 1, (case.B, 1), generator=generator)
+    masks = {
+        "left": place >= case.T - length,
+        "right": place < length,
+        "random": torch.rand(case.B, case.T, generator=generator) < 0.7,
+    }
+    return {"mask": masks[case.padding]}
+
+
+def run_call(
+    call: Call,
+    engine: str,
+    dtype: torch.dtype,
+    *,
+    use: Iterable[int] = (0, 1, 2, 3),
+    device: str = "cpu",
+) -> dict[str, Tensor]:
+    """Run a call and return y, y_var, the last belief and all gradients, by name.
+
+    Args:
+        call: from ``make_call``.
+        engine: name of an engine, or "reference".
+        dtype: of all floating inputs.
+        use: which of y, y_var, mean, variance take part in the loss.
+        device: where to run.
+    """
+    tensors = [x.to(device, dtype).requires_grad_() for x in call.tensors]
+    options = {name: x.to(device) for name, x in call.options.items()}
+    state = KLAState(*tensors[6:])
+    if engine == "reference":
+        out = kla_scan_ref(*tensors[:6], state=state, return_variance=True, **options)
+    else:
+        out = kla_scan(*tensors[:6], state=state, return_variance=True, engine=engine, **options)
+    outputs = _outputs(out)
+    used = set(use)
+    pairs = zip(outputs.values(), call.cotangents, strict=True)
+    terms = [(x * g.to(x)).sum() for i, (x, g) in enumerate(pairs) if i in used]
+    grads = torch.autograd.grad(
+        torch.stack(terms).sum(), tensors, allow_unused=True, materialize_grads=True
+    )
+    named = {f"d {name}": grad for name, grad in zip(INPUT_NAMES, grads, strict=True)}
+    return {name: x.detach() for name, x in (outputs | named).items()}
+
+
+def _outputs(out: ScanOutput) -> dict[str, Tensor]:
+    assert out.y_var is not None
+    return {
+        "y": out.y,
+        "y_var": out.y_var,
+        "state.mean": out.state.mean,
+        "state.variance": out.state.variance,
+    }
+
+
+def errors(got: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, float]:
+    """max|error| / max|reference| of every result; NaN and infinity count as infinitely wrong."""
+    found = {}
+    for name, wanted in reference.items():
+        if wanted.numel() == 0:
+            continue
+        error = (got[name].to(wanted) - wanted).abs().max().item()
+        relative = error / max(wanted.abs().max().item(), VANISHING)
+        found[name] = relative if math.isfinite(relative) else math.inf
+    return found
+
+
+def tolerance(name: str) -> float:
+    """What the contract allows for a result in float32 arithmetic."""
+    return OUTPUT_TOLERANCE if name in ("y", "y_var") else TOLERANCE
+
+
+def misses(found: dict[str, float]) -> dict[str, float]:
+    """The errors that break the contract."""
+    return {name: error for name, error in found.items() if error > tolerance(name)}
