@@ -1,0 +1,108 @@
+"""``kla bench decode``: time per decoded token against the length of the context."""
+
+import argparse
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kalman_attention import KLALayerConfig, LanguageModel, LanguageModelConfig
+from kalman_attention.cli.table import render
+from kalman_attention.cli.timing import interleaved, write_json
+
+_PREFILL = 1024  # tokens per chunk of the prompt
+_VOCABULARY = 1024
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the verb."""
+    contexts = [128, 512, 2048, 4096, 8192, 16_384]
+    parser.add_argument("--contexts", type=int, nargs="+", default=contexts, help="context lengths")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens decoded per measurement")
+    parser.add_argument("--batch", type=int, default=1, help="sequences")
+    parser.add_argument("--width", type=int, default=512, help="d_model")
+    parser.add_argument("--state", type=int, default=16, help="d_state")
+    parser.add_argument("--depth", type=int, default=4, help="blocks")
+    parser.add_argument("--threads", type=int, default=None, help="torch threads")
+    parser.add_argument("--repeats", type=int, default=10, help="rounds at most")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time for all rounds, about")
+    parser.add_argument("--json", type=Path, default=Path("runs/bench/decode.json"))
+    parser.add_argument(
+        "--plot", type=Path, default=None, help="also draw the times, as PNG or SVG"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print a table, write the numbers."""
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    times = measure(args)
+    names = list(times)
+    header = ["context", *(f"{n} ms" for n in names), *(f"{n} tokens/s" for n in names)]
+    lines = []
+    for i, context in enumerate(args.contexts):
+        ms = [times[name][i] for name in names]
+        rates = [f"{1e3 * args.batch / t:.0f}" for t in ms]
+        lines.append([str(context), *(f"{t:.2f}" for t in ms), *rates])
+    print(f"{args.depth} blocks of width {args.width}, batch {args.batch}, greedy, ms per token\n")
+    print(render(header, lines))
+    for name in names:
+        low, high = min(times[name]), max(times[name])
+        print(f"{name}: slowest context takes {high / low:.2f} x the fastest")
+    settings = {k: v for k, v in vars(args).items() if isinstance(v, (int, float, str, list))}
+    rows = [{"model": n, "contexts": args.contexts, "milliseconds": times[n]} for n in names]
+    write_json(args.json, "bench decode", settings, rows)
+    print(f"\nnumbers: {args.json}")
+    if args.plot is not None:
+        from kalman_attention.plots.decode_speed import plot_decode_speed
+
+        args.plot.parent.mkdir(parents=True, exist_ok=True)
+        plot_decode_speed(args.contexts, times).savefig(args.plot, dpi=150)
+        print(f"plot: {args.plot}")
+    return 0
+
+
+@torch.no_grad()
+def measure(args: argparse.Namespace) -> dict[str, list[float]]:
+    """Milliseconds per token at every context, by model; best of interleaved rounds."""
+    work = {}
+    for name in ("kla", "attention"):
+        model = build(name, args)
+        for context in args.contexts:
+            token, states = prefill(model, args.batch, context, args.tokens)
+            work[f"{name} {context}"] = functools.partial(decode, model, token, states, args.tokens)
+    times = interleaved(work, repeats=args.repeats, seconds=args.seconds)
+    return {
+        name: [1e3 * min(times[f"{name} {context}"]) / args.tokens for context in args.contexts]
+        for name in ("kla", "attention")
+    }
+
+
+def build(mixer: str, args: argparse.Namespace) -> LanguageModel:
+    """A model of one kind of mixer; no MLP in either, so that only the mixers differ."""
+    config = LanguageModelConfig(
+        vocab_size=_VOCABULARY,
+        d_model=args.width,
+        plan=(mixer,) * args.depth,
+        kla=KLALayerConfig(d_model=args.width, d_state=args.state),
+    )
+    return LanguageModel(config).eval()
+
+
+def prefill(model: LanguageModel, batch: int, context: int, new: int) -> tuple[Any, Any]:
+    """Read a random prompt of ``context`` tokens, in chunks."""
+    ids = torch.randint(_VOCABULARY, (batch, context))
+    states = model.init_states(batch, capacity=context + new)
+    for part in torch.split(ids, _PREFILL, 1):
+        found = model.prefill(part, states=states)
+        states = found.states
+    return found.logits.argmax(-1), states
+
+
+@torch.no_grad()
+def decode(model: LanguageModel, token: torch.Tensor, states: Any, tokens: int) -> None:
+    """Greedy decoding; attention writes its cache in place, beyond the same prompt each time."""
+    for _ in range(tokens):
+        found = model.step(token, states)
+        token, states = found.logits.argmax(-1), found.states
