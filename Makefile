@@ -21,7 +21,7 @@ demo: $(STAMP)   ## set up, then filter a noisy signal and draw the belief
 
 test: $(STAMP)   ## set up, lint, type-check and run all tests
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -n 2 -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
 
 lint: $(STAMP)   ## formatter, linter, type checker
 	$(BIN)/ruff format --check .

@@ -14,6 +14,7 @@ from typing import cast
 import torch
 
 from kalman_attention.ops.contract import EngineModule
+from kalman_attention.ops.cpu import library
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -53,7 +54,8 @@ class Engine:
             return f"it takes {names}, v is {str(dtype).removeprefix('torch.')}"
         if self.eager_only and torch.compiler.is_compiling():
             return "it does not run inside compiled or exported graphs"
-        return self.missing()
+        missing: str | None = _missing(self.name)
+        return missing
 
 
 @functools.cache
@@ -61,6 +63,12 @@ def _load(location: str) -> EngineModule:
     module, _, attribute = location.partition(":")
     found = importlib.import_module(module)
     return cast(EngineModule, getattr(found, attribute) if attribute else found)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _missing(name: str) -> str | None:
+    """What engine ``name`` lacks on this machine. A constant for graphs: nothing to trace here."""
+    return ENGINES[name].missing()
 
 
 def _torch_scan_missing() -> str | None:
@@ -74,6 +82,13 @@ _PACKAGE = "kalman_attention.ops"
 ENGINES = {
     engine.name: engine
     for engine in (
+        Engine(
+            name="cpu",
+            summary="fused native loop, vectorised over channels and threaded",
+            devices=("cpu",),
+            location=f"{_PACKAGE}.cpu",
+            missing=library.why_not,
+        ),
         Engine(
             name="associative",
             summary="chunked projective scan in plain torch operations",
@@ -97,6 +112,9 @@ ENGINES = {
     )
 }
 """Every engine behind the registered op, in the order ``auto`` prefers them."""
+
+NATIVE = "cpu"
+"""The engine with a single-token kernel of its own."""
 
 REFERENCE = "reference"
 """The loop of ``ops/reference.py``: plain torch code, differentiated by autograd, no op."""

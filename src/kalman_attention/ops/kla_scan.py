@@ -14,7 +14,8 @@ from kalman_attention._typing import Dynamics, Keys, Mask, Precisions, Values
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.ops.checks import check_bounds, check_scan, check_step
 from kalman_attention.ops.contract import ScanInputs
-from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
+from kalman_attention.ops.cpu import step as native_step
+from kalman_attention.ops.engines import ENGINES, NATIVE, REFERENCE, resolve
 from kalman_attention.ops.output import ScanOutput
 from kalman_attention.ops.reference import kla_step_ref, reference_scan
 
@@ -93,14 +94,30 @@ def kla_step(
         ``ScanOutput(y, y_var, state)`` with y ``[B, D]``.
     """
     inputs = check_step(v, lam_v, k, q, a_bar, p_bar, state, mask)
-    resolve(engine, v.device, v.dtype)
-    return kla_step_ref(inputs, return_variance=return_variance)
+    chosen = resolve(engine, v.device, v.dtype)
+    if chosen != NATIVE:
+        return kla_step_ref(inputs, return_variance=return_variance)
+    if torch.compiler.is_compiling() or _needs_gradients(inputs):
+        return _step_by_scan(inputs, return_variance)
+    result = native_step(inputs, return_variance=return_variance)
+    return ScanOutput(result.y, result.y_var, KLAState(result.mean, result.variance))
+
+
+def _step_by_scan(inputs: ScanInputs, return_variance: bool) -> ScanOutput:
+    """A step as a scan over one token, where the registered op is needed."""
+    v, lam_v, k, q = (x.unsqueeze(1) for x in inputs[:4])
+    mask = None if inputs.mask is None else inputs.mask.unsqueeze(1)
+    out = _run(inputs._replace(v=v, lam_v=lam_v, k=k, q=q, mask=mask), return_variance, NATIVE)
+    y_var = None if out.y_var is None else out.y_var.squeeze(1)
+    return ScanOutput(out.y.squeeze(1), y_var, out.state)
+
+
+def _needs_gradients(inputs: ScanInputs) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
 
 
 def _run(inputs: ScanInputs, return_variance: bool, engine: str) -> ScanOutput:
-    save = torch.is_grad_enabled() and any(
-        x.requires_grad for x in inputs if x is not None and x.is_floating_point()
-    )
+    save = _needs_gradients(inputs)
     y, y_var, mean, variance, _ = scan(*inputs, return_variance, save, engine)
     return ScanOutput(y, y_var if return_variance else None, KLAState(mean, variance))
 

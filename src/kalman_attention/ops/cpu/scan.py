@@ -50,7 +50,9 @@ def forward(
         checkpoints = new(2, x.chunks, *x.mean_0.shape[1:], dtype=mean.dtype)
     params = _pack(x, y, y_var, mean, variance, checkpoints, isa, pool)
     check(load().kla_scan_forward(params))
-    return ScanResult(y, y_var, mean, variance, checkpoints)
+    dtype = inputs.compute_dtype
+    saved = None if checkpoints is None else checkpoints.to(dtype)
+    return ScanResult(y, y_var, mean.to(dtype), variance.to(dtype), saved)
 
 
 def backward(
@@ -150,7 +152,7 @@ def _pack(
 
 def _prepare(x: ScanInputs) -> ScanInputs:
     """Rows with a contiguous last axis, dense dynamics and beliefs; copies only what is not so."""
-    dtype = torch.float64 if x.v.dtype == torch.float64 else torch.float32
+    dtype = x.arithmetic_dtype
     cu_seqlens = x.cu_seqlens
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens.to(torch.int64).contiguous()
