@@ -19,13 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
     contexts = [128, 512, 2048, 4096, 8192, 16_384]
     parser.add_argument("--contexts", type=int, nargs="+", default=contexts, help="context lengths")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens decoded per measurement")
+    parser.add_argument("--tokens", type=int, default=8, help="tokens decoded per measurement")
     parser.add_argument("--batch", type=int, default=1, help="sequences")
     parser.add_argument("--width", type=int, default=512, help="d_model")
     parser.add_argument("--state", type=int, default=16, help="d_state")
     parser.add_argument("--depth", type=int, default=4, help="blocks")
     parser.add_argument("--threads", type=int, default=None, help="torch threads")
-    parser.add_argument("--repeats", type=int, default=10, help="rounds at most")
+    parser.add_argument("--repeats", type=int, default=40, help="rounds at most")
     parser.add_argument("--seconds", type=float, default=60.0, help="time for all rounds, about")
     parser.add_argument("--json", type=Path, default=Path("runs/bench/decode.json"))
     parser.add_argument(
