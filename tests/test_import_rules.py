@@ -38,7 +38,7 @@ MAY_IMPORT = {
 
 ONLY_IN = {
     "matplotlib": ("plots",),
-    "transformers": ("models.hf",),
+    "transformers": ("models.hf", "cli.bench_layer"),
     "lm_eval": ("evaluation.zero_shot",),
     "triton": ("ops.triton",),
     "ctypes": ("ops.cpu", "ops.cuda", "ops.triton"),

@@ -9,8 +9,17 @@ import torch
 import kalman_attention
 
 PUBLIC = [
+    "Attention",
+    "AttentionConfig",
+    "KLA",
+    "KLALayerConfig",
     "KLAState",
+    "LanguageModel",
+    "LanguageModelConfig",
+    "LayerOutput",
+    "LayerState",
     "LinearScanOutput",
+    "ModelOutput",
     "ScanOutput",
     "discretise",
     "kla_scan",
@@ -18,8 +27,11 @@ PUBLIC = [
     "kla_step",
     "linear_scan",
     "linear_scan_ref",
+    "load_model",
     "marginal_nll",
     "posterior_mean_cross_entropy",
+    "preset",
+    "save_model",
     "value_checks",
 ]
 
@@ -40,8 +52,9 @@ def test_public_names_have_docstrings(name):
     if inspect.isclass(thing):
         documented += [
             getattr(thing, member)
-            for member in vars(thing)
-            if not member.startswith("_") and member not in thing._fields
+            for member, value in vars(thing).items()
+            if not member.startswith("_")
+            and (callable(value) or isinstance(value, (property, classmethod)))
         ]
     for each in documented:
         text = inspect.getdoc(each)

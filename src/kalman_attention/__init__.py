@@ -3,6 +3,10 @@
 >>> from kalman_attention import kla_scan
 """
 
+# baselines
+from kalman_attention.baselines.attention import Attention as Attention
+from kalman_attention.baselines.attention import AttentionConfig as AttentionConfig
+
 # filtering
 from kalman_attention.filtering.moment import KLAState as KLAState
 from kalman_attention.filtering.ou import discretise as discretise
@@ -12,6 +16,20 @@ from kalman_attention.losses import marginal_nll as marginal_nll
 from kalman_attention.losses import (
     posterior_mean_cross_entropy as posterior_mean_cross_entropy,
 )
+
+# models
+from kalman_attention.models.config import LanguageModelConfig as LanguageModelConfig
+from kalman_attention.models.language_model import LanguageModel as LanguageModel
+from kalman_attention.models.output import ModelOutput as ModelOutput
+from kalman_attention.models.presets import preset as preset
+from kalman_attention.models.storage import load_model as load_model
+from kalman_attention.models.storage import save_model as save_model
+
+# nn
+from kalman_attention.nn.config import KLALayerConfig as KLALayerConfig
+from kalman_attention.nn.kla import KLA as KLA
+from kalman_attention.nn.kla import LayerState as LayerState
+from kalman_attention.nn.mixer import LayerOutput as LayerOutput
 
 # ops
 from kalman_attention.ops.checks import value_checks as value_checks

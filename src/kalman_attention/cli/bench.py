@@ -2,9 +2,9 @@
 
 import argparse
 
-from kalman_attention.cli import bench_scan
+from kalman_attention.cli import bench_decode, bench_layer, bench_scan
 
-SUBJECTS = {"scan": bench_scan}
+SUBJECTS = {"scan": bench_scan, "layer": bench_layer, "decode": bench_decode}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,198 @@
+"""Causal softmax attention: rotary positions, optional QK-norm, KV cache."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from kalman_attention._typing import Mask
+from kalman_attention.nn.mixer import LayerOutput
+from kalman_attention.nn.norms import rms_norm
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """Options of the attention mixer.
+
+    Attributes:
+        d_model: width of input and output.
+        num_heads: heads; None means heads of 64 channels, or one head if d_model is below 64.
+        qk_norm: divide queries and keys by their root mean square.
+        rotary_base: longest wavelength of the rotary positions, in tokens over 2 pi.
+    """
+
+    d_model: int
+    num_heads: int | None = None
+    qk_norm: bool = True
+    rotary_base: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        if self.d_model % self.heads or self.head_dim % 2:
+            raise ValueError(
+                f"d_model = {self.d_model} does not split into {self.heads} heads of an even "
+                "number of channels (rotary positions turn pairs). Choose another num_heads."
+            )
+
+    @property
+    def heads(self) -> int:
+        """Number of heads."""
+        return max(1, self.d_model // 64) if self.num_heads is None else self.num_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Channels per head."""
+        return self.d_model // self.heads
+
+
+class AttentionState(NamedTuple):
+    """The KV cache.
+
+    Attributes:
+        keys: rotated keys, ``[R, H, capacity, head_dim]``; the first ``length`` are filled.
+        values: likewise.
+        real: which of the filled places hold a token, ``[R, length]`` bool; None means all.
+        seen: tokens seen so far per row, ``[R]``.
+        length: filled places. Below the capacity the next tokens are written in place: an explicit
+            decode cache, made by ``init_state(..., capacity=n)``. Otherwise every call copies.
+    """
+
+    keys: Tensor
+    values: Tensor
+    real: Tensor | None
+    seen: Tensor
+    length: int
+
+
+class Attention(nn.Module):
+    """Causal multi-head softmax attention, with the interface of ``nn.KLA``.
+
+    Args:
+        config: options.
+    """
+
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.qkv_proj = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
+        self.out_proj = nn.Linear(config.d_model, config.d_model, bias=False)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> AttentionState:
+        """An empty cache; with a capacity, room for so many tokens is set aside."""
+        like, c = self.qkv_proj.weight, self.config
+        shape = (batch_size, c.heads, capacity, c.head_dim)
+        seen = torch.zeros(batch_size, dtype=torch.int64, device=like.device)
+        return AttentionState(like.new_zeros(shape), like.new_zeros(shape), None, seen, 0)
+
+    def forward(
+        self,
+        x: Tensor,
+        state: AttentionState | None = None,
+        mask: Mask | None = None,
+        cu_seqlens: Tensor | None = None,
+        *,
+        return_variance: bool = False,
+    ) -> LayerOutput:
+        """Mix a sequence; arguments and result as for ``nn.KLA``. There is no variance."""
+        if cu_seqlens is not None:
+            return self._packed(x, state, mask, cu_seqlens)
+        B, T, _ = x.shape
+        if mask is not None:
+            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
+        state = self.init_state(B) if state is None else state
+        q, k, v = self.qkv_proj(x).unflatten(-1, (3, self.config.heads, -1)).unbind(2)
+        ordinal = torch.arange(T, device=x.device) if mask is None else mask.cumsum(1) - 1
+        positions = state.seen.unsqueeze(1) + ordinal  # [B, T]
+        q, k = (self._place(z, positions) for z in (q, k))
+        state, keys, values = _append(state, k.transpose(1, 2), v.transpose(1, 2), mask)
+        y = self._attend(q.transpose(1, 2), keys, values, state.real)
+        y = self.out_proj(y.transpose(1, 2).flatten(2))
+        if mask is not None:
+            y = y.masked_fill(~mask.unsqueeze(-1), 0.0)
+        return LayerOutput(y, None, state)
+
+    def step(
+        self,
+        x: Tensor,
+        state: AttentionState,
+        *,
+        mask: Mask | None = None,
+        return_variance: bool = False,
+    ) -> LayerOutput:
+        """One token, ``[B, d_model]`` (mask ``[B]``)."""
+        found = self(x.unsqueeze(1), state, None if mask is None else mask.unsqueeze(1))
+        return LayerOutput(found.y.squeeze(1), None, found.state)
+
+    def _place(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Normalise heads ``[B, T, H, head_dim]`` and turn them to their positions."""
+        if self.config.qk_norm:
+            x = rms_norm(x)
+        return rotate(x, positions, self.config.rotary_base)
+
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> Tensor:
+        attention = nn.functional.scaled_dot_product_attention
+        T, S = q.shape[2], keys.shape[2]
+        if T == 0:
+            return q
+        if real is None and (T == S or T == 1):
+            return attention(q, keys, values, is_causal=T == S)
+        allowed = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
+        if real is not None:
+            # A query in padding may look at itself: an empty row has no softmax.
+            itself = torch.eye(T, S, dtype=torch.bool, device=q.device).roll(S - T, 1)
+            allowed = ((allowed & real.unsqueeze(1)) | itself).unsqueeze(1)  # [B, 1, T, S]
+        return attention(q, keys, values, attn_mask=allowed)
+
+    def _packed(
+        self, x: Tensor, state: AttentionState | None, mask: Mask | None, cu_seqlens: Tensor
+    ) -> LayerOutput:
+        """Unpack the documents into rows, mix, and pack them again."""
+        if mask is not None or x.shape[0] != 1:
+            raise ValueError(
+                "cu_seqlens packs documents into one row: B must be 1 and mask None, got B = "
+                f"{x.shape[0]} and {'a' if mask is not None else 'no'} mask."
+            )
+        bounds = cu_seqlens.to(device=x.device, dtype=torch.int64)
+        lengths = bounds.diff()
+        offset = torch.arange(int(lengths.max()), device=x.device)
+        real = offset < lengths.unsqueeze(1)  # [n, longest]
+        place = torch.where(real, bounds[:-1].unsqueeze(1) + offset, 0)
+        rows = x[0][place] if x.shape[1] else x.new_zeros(*place.shape, x.shape[2])
+        found = self(rows, state, real)
+        return LayerOutput(found.y[real].unsqueeze(0), None, found.state)
+
+
+def _append(
+    state: AttentionState, k: Tensor, v: Tensor, mask: Mask | None
+) -> tuple[AttentionState, Tensor, Tensor]:
+    """Add keys and values ``[B, H, T, head_dim]``; return the new state and all filled places."""
+    length, T = state.length, k.shape[2]
+    end = length + T
+    real = state.real
+    if mask is not None or real is not None:
+        old = mask.new_ones(mask.shape[0], length) if real is None and mask is not None else real
+        new = mask if mask is not None else torch.ones_like(k[:, 0, :, 0], dtype=torch.bool)
+        real = new if old is None else torch.cat([old, new], 1)
+    if end <= state.keys.shape[2] and not torch.is_grad_enabled():
+        keys, values = state.keys, state.values
+        keys[:, :, length:end] = k
+        values[:, :, length:end] = v
+    else:
+        keys = torch.cat([state.keys[:, :, :length].to(k.dtype), k], 2) if length else k
+        values = torch.cat([state.values[:, :, :length].to(v.dtype), v], 2) if length else v
+    seen = state.seen + (T if mask is None else mask.sum(1))
+    new_state = AttentionState(keys, values, real, seen, end)
+    return new_state, keys[:, :, :end], values[:, :, :end]
+
+
+def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:
+    """Rotary positions: turn channel pairs of ``[B, T, H, C]`` by angles that grow with position.
+
+    Channel c is paired with channel c + C / 2. Angles are float32 whatever the dtype of x.
+    """
+    half, dtype = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
+    rate = base ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    angle = (positions.float().unsqueeze(-1) * rate).unsqueeze(2).to(dtype)  # [B, T, 1, C / 2]
+    cos, sin = angle.cos(), angle.sin()
+    first, second = x[..., :half], x[..., half:]
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], -1).to(x.dtype)

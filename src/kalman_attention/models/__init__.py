@@ -1,0 +1,1 @@
+"""Language models: an embedding, a stack of blocks with any mixers, and a head."""

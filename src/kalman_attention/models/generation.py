@@ -1,0 +1,191 @@
+"""Text from a model: greedy or sampled, with how sure it was of every token."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kalman_attention._typing import Mask
+from kalman_attention.models.output import ModelReadout
+from kalman_attention.models.uncertainty import Prediction, draw, predict, predict_marginal
+
+if TYPE_CHECKING:
+    from kalman_attention.models.language_model import LanguageModel
+
+
+class TokenUncertainty(NamedTuple):
+    """How sure the model was when it chose each token, ``[B, n]`` each, in nats.
+
+    Attributes:
+        entropy: of the predicted distribution.
+        log_prob: of the token that was chosen.
+        variance: posterior variance of the last read-out, mean over channels; None if the last
+            mixer has no belief.
+        aleatoric: part of the entropy that the latent would not settle; None without samples.
+        epistemic: part of the entropy that the latent would settle; likewise.
+    """
+
+    entropy: Tensor
+    log_prob: Tensor
+    variance: Tensor | None
+    aleatoric: Tensor | None
+    epistemic: Tensor | None
+
+
+class Generation(NamedTuple):
+    """New tokens.
+
+    Attributes:
+        tokens: ``[B, n]``; a row that has stopped is filled up with the stop token.
+        uncertainty: one entry per token, or None when not asked for.
+    """
+
+    tokens: Tensor
+    uncertainty: TokenUncertainty | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is chosen.
+
+    Attributes:
+        temperature: 0 takes the most likely token.
+        top_k: only among so many of the most likely tokens.
+        top_p: only among the most likely tokens that together reach this probability.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def choose(self, log_probs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Tokens ``[B]`` from log-probabilities ``[B, V]``."""
+        if self.temperature == 0.0:
+            return log_probs.argmax(-1)
+        scores = log_probs / self.temperature
+        if self.top_k is not None:
+            k = min(self.top_k, scores.shape[-1])
+            scores = scores.masked_fill(scores < scores.topk(k).values[:, -1:], -torch.inf)
+        if self.top_p is not None:
+            ordered, order = scores.softmax(-1).sort(descending=True)
+            # Dropped once the tokens before it suffice: the most likely one always stays.
+            surplus = ordered.cumsum(-1) - ordered >= self.top_p
+            dropped = torch.zeros_like(surplus).scatter(-1, order, surplus)
+            scores = scores.masked_fill(dropped, -torch.inf)
+        return torch.multinomial(scores.softmax(-1), 1, generator=generator).squeeze(-1)
+
+
+class _Look(NamedTuple):
+    """The model at one position of every row."""
+
+    prediction: Prediction
+    variance: Tensor | None
+    states: tuple[object, ...]
+
+    def forget_all_but(self, token: Tensor) -> "_Look":
+        """Keep the log-probability of ``token`` only, and no states."""
+        log_prob = self.prediction.log_probs.gather(-1, token.unsqueeze(-1)).squeeze(-1)
+        return _Look(self.prediction._replace(log_probs=log_prob), self.variance, ())
+
+
+@torch.no_grad()
+def generate(
+    model: "LanguageModel",
+    input_ids: Tensor,
+    *,
+    max_new_tokens: int,
+    mask: Mask | None = None,
+    sampling: Sampling | None = None,
+    stop_token: int | None = None,
+    generator: torch.Generator | None = None,
+    num_samples: int = 0,
+    output_uncertainty: bool = False,
+) -> Generation:
+    """Continue prompts; see ``LanguageModel.generate``."""
+    B, T = input_ids.shape
+    if T == 0 or (mask is not None and not bool(mask.any(1).all())):
+        raise ValueError("every prompt needs at least one token, such as the start-of-text token.")
+    sampling = sampling or Sampling()
+    reader = _Reader(model, num_samples, output_uncertainty, generator)
+    look = reader.prompt(input_ids, mask, T + max_new_tokens)
+    alive = torch.ones(B, dtype=torch.bool, device=input_ids.device)
+    tokens, looks = [], []
+    for i in range(max_new_tokens):
+        token = sampling.choose(look.prediction.log_probs, generator)
+        if stop_token is not None:
+            token = torch.where(alive, token, stop_token)
+            alive = alive & (token != stop_token)
+        tokens.append(token)
+        if output_uncertainty:
+            looks.append(look.forget_all_but(token))
+        if i + 1 == max_new_tokens or not bool(alive.any()):
+            break
+        look = reader.step(token, look.states, None if stop_token is None else alive)
+    chosen = torch.stack(tokens, 1) if tokens else input_ids[:, :0]
+    return Generation(chosen, _gather(looks, chosen) if output_uncertainty else None)
+
+
+class _Reader:
+    """Looks at a model one position at a time, through the posterior if that is needed."""
+
+    def __init__(
+        self,
+        model: "LanguageModel",
+        num_samples: int,
+        output_uncertainty: bool,
+        generator: torch.Generator | None,
+    ) -> None:
+        self.model, self.num_samples, self.generator = model, num_samples, generator
+        filters = model.config.layers[-1] == "kla"
+        self.through_posterior = num_samples > 0 or (output_uncertainty and filters)
+
+    def prompt(self, input_ids: Tensor, mask: Mask | None, capacity: int) -> _Look:
+        model = self.model
+        states = model.init_states(len(input_ids), capacity=capacity)
+        if not self.through_posterior:
+            found = model.prefill(input_ids, states=states, mask=mask)
+            return _Look(predict(found.logits), None, found.states)
+        read = model.read(input_ids, states=states, mask=mask)
+        rows = torch.arange(len(input_ids), device=input_ids.device)
+        last = rows.new_full(rows.shape, input_ids.shape[1] - 1)
+        if mask is not None:
+            place = torch.arange(mask.shape[1], device=mask.device)
+            last = torch.where(mask, place, -1).amax(1)
+        at = (x[rows, last] for x in (read.mean, read.variance, *read.context))
+        return self._decode(*at, states=read.states)
+
+    def step(self, token: Tensor, states: tuple[object, ...], mask: Mask | None) -> _Look:
+        if not self.through_posterior:
+            found = self.model.step(token, states, mask=mask)
+            return _Look(predict(found.logits), None, found.states)
+        read: ModelReadout = self.model.read_step(token, states, mask=mask)
+        return self._decode(read.mean, read.variance, *read.context, states=read.states)
+
+    def _decode(
+        self, mean: Tensor, variance: Tensor, *context: Tensor, states: tuple[object, ...]
+    ) -> _Look:
+        if self.num_samples:
+            samples = draw(mean, variance, self.num_samples, self.generator)
+            prediction = predict_marginal(self.model.write(samples, *context))
+        else:
+            prediction = predict(self.model.write(mean, *context))
+        return _Look(prediction, variance.float().mean(-1), states)
+
+
+def _gather(looks: list[_Look], tokens: Tensor) -> TokenUncertainty:
+    def stack(values: list[Tensor | None]) -> Tensor | None:
+        known = [value for value in values if value is not None]
+        return torch.stack(known, 1) if known else None
+
+    if not looks:
+        empty = tokens.new_zeros(tokens.shape, dtype=torch.float32)
+        return TokenUncertainty(empty, empty, None, None, None)
+    seen = [look.prediction for look in looks]
+    return TokenUncertainty(
+        entropy=torch.stack([p.entropy for p in seen], 1),
+        log_prob=torch.stack([p.log_probs for p in seen], 1),
+        variance=stack([look.variance for look in looks]),
+        aleatoric=stack([p.aleatoric for p in seen]),
+        epistemic=stack([p.epistemic for p in seen]),
+    )

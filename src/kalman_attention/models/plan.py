@@ -1,0 +1,56 @@
+"""A short notation for stacks: ``"attention*11 + kla"``, ``"(attention*3 + kla)*3"``."""
+
+import re
+
+_TOKEN = re.compile(r"\s*(?:(\d+)|(\w+)|(.))")
+
+
+def parse_plan(plan: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Mixer names, first block first, from a plan; a tuple of names is returned as it is.
+
+    Args:
+        plan: names joined by ``+`` and repeated by ``*``, with parentheses.
+
+    Returns:
+        One name per block.
+    """
+    if not isinstance(plan, str):
+        return tuple(plan)
+    tokens = ["".join(found) for found in _TOKEN.findall(plan.strip())]
+    names, rest = _sum(tokens, plan)
+    if rest:
+        raise _error(plan, f"{rest[0]!r} was not expected")
+    return names
+
+
+def _sum(tokens: list[str], plan: str) -> tuple[tuple[str, ...], list[str]]:
+    names, rest = _product(tokens, plan)
+    while rest and rest[0] == "+":
+        more, rest = _product(rest[1:], plan)
+        names += more
+    return names, rest
+
+
+def _product(tokens: list[str], plan: str) -> tuple[tuple[str, ...], list[str]]:
+    if not tokens or not (tokens[0] == "(" or tokens[0].isidentifier()):
+        raise _error(
+            plan, f"a name must stand before {tokens[0]!r}" if tokens else "a name is missing"
+        )
+    if tokens[0] == "(":
+        names, rest = _sum(tokens[1:], plan)
+        if not rest or rest[0] != ")":
+            raise _error(plan, "a parenthesis is not closed")
+        rest = rest[1:]
+    else:
+        names, rest = (tokens[0],), tokens[1:]
+    if rest and rest[0] == "*":
+        if len(rest) < 2 or not rest[1].isdigit():
+            raise _error(plan, "after * comes how often")
+        names, rest = names * int(rest[1]), rest[2:]
+    return names, rest
+
+
+def _error(plan: str, what: str) -> ValueError:
+    return ValueError(
+        f"cannot read the plan {plan!r}: {what}. Write it as in 'attention*11 + kla'."
+    )

@@ -1,0 +1,192 @@
+r"""What the model believes, and how sure it is: per token, computed only when asked for.
+
+The predictive entropy splits exactly. With read-outs y ~ posterior and p(o | y) the decoder,
+
+.. math:: H[E_y\, p(o|y)] \;=\; E_y H[p(o|y)] \;+\; I(o; y)
+
+the first part (aleatoric) is what remains unknown even if the latent were known, the second
+(epistemic, a mutual information) is what knowing the latent would settle.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kalman_attention._typing import Mask, Values
+from kalman_attention.models.output import ModelReadout
+from kalman_attention.nn.kla import KLA, Readout
+from kalman_attention.ops.kla_scan import kla_scan
+
+if TYPE_CHECKING:
+    from kalman_attention.models.language_model import LanguageModel
+
+
+class Prediction(NamedTuple):
+    """A distribution over the next token and its entropies, in nats.
+
+    Attributes:
+        log_probs: ``[..., vocab_size]``.
+        entropy: of the distribution, ``[...]``.
+        aleatoric: mean entropy given the latent, ``[...]``; None without samples.
+        epistemic: mutual information with the latent, at least 0, ``[...]``; likewise.
+    """
+
+    log_probs: Tensor
+    entropy: Tensor
+    aleatoric: Tensor | None
+    epistemic: Tensor | None
+
+
+class Uncertainty(NamedTuple):
+    """Belief summaries of a sequence.
+
+    Attributes:
+        variance: posterior variance of every block's read-out, ``[B, T, d_inner]``; None for a
+            block without a belief.
+        gain: Kalman gain of every block, as the share of the belief that each token replaced:
+            sum_n k_n K_n / N with K = s k lam_v, in [0, 1), ``[B, T, d_inner]``; likewise.
+        entropy: of the predicted next token, in nats, ``[B, T]``.
+        aleatoric: its part that the latent would not settle, ``[B, T]``; None without samples.
+        epistemic: its part that the latent would settle, ``[B, T]``; likewise.
+    """
+
+    variance: tuple[Tensor | None, ...]
+    gain: tuple[Tensor | None, ...]
+    entropy: Tensor
+    aleatoric: Tensor | None
+    epistemic: Tensor | None
+
+
+def predict(logits: Tensor) -> Prediction:
+    """Prediction of the posterior mean, from logits ``[..., V]``; float32 at least."""
+    log_probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    return Prediction(log_probs, _entropy(log_probs), None, None)
+
+
+def predict_marginal(sample_logits: Tensor) -> Prediction:
+    """Prediction averaged over the latent, from logits of posterior samples ``[S, ..., V]``."""
+    each = predict(sample_logits)
+    log_probs = each.log_probs.logsumexp(0) - math.log(len(sample_logits))
+    entropy, aleatoric = _entropy(log_probs), each.entropy.mean(0)
+    return Prediction(log_probs, entropy, aleatoric, (entropy - aleatoric).clamp(min=0.0))
+
+
+def predictions(
+    model: "LanguageModel",
+    found: ModelReadout,
+    *,
+    num_samples: int = 0,
+    generator: torch.Generator | None = None,
+    chunk_size: int = 64,
+) -> Iterator[Prediction]:
+    """Predictions for successive chunks of the sequence, from one pass over the trunk.
+
+    Args:
+        model: the model that was read.
+        found: what ``model.read`` returned, ``[B, T, ...]``.
+        num_samples: posterior samples (KLA+); 0 decodes the posterior mean.
+        generator: source of the randomness.
+        chunk_size: positions decoded at a time: S x chunk x vocabulary numbers exist at once.
+
+    Yields:
+        Predictions ``[B, chunk, ...]``.
+    """
+    parts = (torch.split(x, chunk_size, 1) for x in (found.mean, found.variance, *found.context))
+    for mean, variance, *context in zip(*parts, strict=True):
+        if num_samples == 0:
+            yield predict(model.write(mean, *context))
+        else:
+            samples = draw(mean, variance, num_samples, generator)
+            yield predict_marginal(model.write(samples, *context))
+
+
+def draw(
+    mean: Values, variance: Values, num_samples: int, generator: torch.Generator | None
+) -> Values:
+    """Posterior samples, ``[S, ...]``."""
+    shape = (num_samples, *mean.shape)
+    noise = torch.randn(shape, dtype=mean.dtype, device=mean.device, generator=generator)
+    return torch.addcmul(mean, variance.sqrt(), noise)
+
+
+@torch.no_grad()
+def uncertainty(
+    model: "LanguageModel",
+    input_ids: Tensor,
+    *,
+    mask: Mask | None = None,
+    cu_seqlens: Tensor | None = None,
+    num_samples: int = 0,
+    generator: torch.Generator | None = None,
+) -> Uncertainty:
+    """Variance, gain and entropies at every token; see ``LanguageModel.uncertainty``."""
+    x = model.embedding(input_ids)
+    variances: list[Tensor | None] = []
+    gains: list[Tensor | None] = []
+    *first, last = model.stack()
+    for block in first:
+        if not isinstance(block.mixer, KLA):
+            x = block(x, None, mask, cu_seqlens).y
+            variances.append(None)
+            gains.append(None)
+            continue
+        held = block.hold(x, None, mask, cu_seqlens)
+        sample = model.config.between_blocks == "sample"
+        passed_on = held.readout.sample(generator) if sample else held.readout.mean
+        x = block.resume(passed_on, *held.context)
+        variances.append(held.readout.variance)
+        gains.append(kalman_gain(block.mixer, held.readout, mask, cu_seqlens))
+    if not isinstance(last.mixer, KLA) and num_samples == 0:
+        found = predict(model.logits(last(x, None, mask, cu_seqlens).y))
+        return Uncertainty((*variances, None), (*gains, None), found.entropy, None, None)
+    held = last.hold(
+        x, None, mask, cu_seqlens
+    )  # or an error that says why there is nothing to hold
+    assert isinstance(last.mixer, KLA)
+    variances.append(held.readout.variance)
+    gains.append(kalman_gain(last.mixer, held.readout, mask, cu_seqlens))
+    read = ModelReadout(held, ())
+    parts = predictions(model, read, num_samples=num_samples, generator=generator)
+    entropies = [(p.entropy, p.aleatoric, p.epistemic) for p in parts]
+    total, aleatoric, epistemic = (_join(column) for column in zip(*entropies, strict=True))
+    assert total is not None
+    return Uncertainty(tuple(variances), tuple(gains), total, aleatoric, epistemic)
+
+
+def _join(parts: tuple[Tensor | None, ...]) -> Tensor | None:
+    known = [part for part in parts if part is not None]
+    return torch.cat(known, 1) if known else None
+
+
+def kalman_gain(
+    layer: KLA, found: Readout, mask: Mask | None = None, cu_seqlens: Tensor | None = None
+) -> Tensor:
+    """Share of the belief that each token replaced, mean over slots, ``[B, T, d_inner]``.
+
+    A slot keeps the share r = 1 - k K of its predicted mean. Asking the scan with the key for a
+    query gives sum_n k_n^2 s_n, so nothing of size ``[B, T, N, D]`` is ever held.
+    """
+    e, dtype = found.evidence, torch.promote_types(found.evidence.v.dtype, torch.float32)
+    rows = e.v.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+    dynamics = (x.to(dtype) for x in layer.prior())
+    first = layer.prior.initial(rows)
+    asked = kla_scan(
+        e.v.to(dtype),
+        e.lam_v,
+        e.k,
+        e.k,
+        *dynamics,
+        state=first._replace(mean=first.mean.to(dtype), variance=first.variance.to(dtype)),
+        mask=mask,
+        cu_seqlens=cu_seqlens,
+        return_variance=True,
+    )
+    assert asked.y_var is not None
+    return asked.y_var * e.lam_v / layer.config.d_state
+
+
+def _entropy(log_probs: Tensor) -> Tensor:
+    return -(log_probs.exp() * log_probs).sum(-1)

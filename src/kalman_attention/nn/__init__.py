@@ -1,0 +1,1 @@
+"""Layers: the KLA mixer and the parts it is made of."""

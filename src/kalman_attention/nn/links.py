@@ -1,0 +1,35 @@
+"""Links: from an unconstrained number to a positive one, and back for initialisation."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+PrecisionLink = Literal["inverse_softplus", "softplus", "exp"]
+
+
+def value_precision(x: Tensor, link: PrecisionLink, floor: float) -> Tensor:
+    """Precision lam_v > 0 of a value, from an unconstrained projection; at least float32.
+
+    ``inverse_softplus`` floors the *variance*: lam_v = 1 / (softplus(x) + floor), so the precision
+    lies in (0, 1 / floor). ``softplus`` floors the precision: lam_v = softplus(x) + floor. ``exp``
+    has no floor. All three have a gradient everywhere.
+    """
+    x = x if x.dtype == torch.float64 else x.float()
+    if link == "inverse_softplus":
+        return nn.functional.softplus(x).add_(floor).reciprocal_()
+    if link == "softplus":
+        return nn.functional.softplus(x) + floor
+    return torch.exp(x)
+
+
+def inverse_softplus(y: Tensor) -> Tensor:
+    """The x with softplus(x) = y > 0, exact also for small y."""
+    return y + torch.log(-torch.expm1(-y))
+
+
+def log_uniform(shape: tuple[int, ...], low: float, high: float, dtype: torch.dtype) -> Tensor:
+    """Samples whose logarithm is uniform between those of ``low`` and ``high``."""
+    span = math.log(high) - math.log(low)
+    return torch.exp(math.log(low) + span * torch.rand(shape, dtype=dtype))

@@ -1,0 +1,49 @@
+"""Normalisation, computed in float32 also for shorter types."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.Module):
+    """Divide by the root mean square over the last axis, then scale by a learned gain.
+
+    Args:
+        width: size of the last axis.
+        eps: added to the mean square.
+    """
+
+    parameter_group: ClassVar[str] = "vector"
+
+    def __init__(self, width: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def reset_parameters(self) -> None:
+        """Set the gain to 1."""
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise ``[..., width]``; the dtype of x is kept."""
+        return rms_norm(x, self.weight, self.eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    """Root-mean-square norm over the last axis, in the dtype of ``x``."""
+    if x.dtype in (torch.float32, torch.float64):
+        return nn.functional.rms_norm(
+            x, x.shape[-1:], None if weight is None else weight.to(x.dtype), eps
+        )
+    gain = None if weight is None else weight.float()
+    return nn.functional.rms_norm(x.float(), x.shape[-1:], gain, eps).to(x.dtype)
+
+
+def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """Scale the last axis to length 1; a zero vector stays zero. At least float32 comes out.
+
+    The norm is floored smoothly, so that the gradient is finite everywhere.
+    """
+    x = x if x.dtype == torch.float64 else x.float()
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + eps * eps)

@@ -1,0 +1,182 @@
+"""Depthwise causal convolution over a few tokens, with its window as a state.
+
+Time stays where it is: ``[B, T, D]`` in, ``[B, T, D]`` out. The convolution is a handful of
+shifted multiply-adds in place, which on CPU is faster than transposing for ``conv1d``.
+"""
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from kalman_attention._typing import Mask
+
+
+class ShortConv(nn.Module):
+    """y_t = bias + sum_j weight[j] x_{t - K + 1 + j}, one filter per channel.
+
+    Args:
+        channels: number of channels D.
+        kernel_size: number of taps K, the last of which is the current token.
+    """
+
+    parameter_group: ClassVar[str] = "vector"
+
+    def __init__(self, channels: int, kernel_size: int = 4) -> None:
+        super().__init__()
+        if kernel_size < 1:
+            raise ValueError(f"kernel_size must be at least 1 (the current token), {kernel_size=}.")
+        self.channels, self.kernel_size = channels, kernel_size
+        self.weight = nn.Parameter(torch.empty(kernel_size, channels))  # [K, D]
+        self.bias = nn.Parameter(torch.empty(channels))  # [D]
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform within 1 / sqrt(K), as ``nn.Conv1d`` starts a depthwise filter."""
+        bound = 1.0 / math.sqrt(self.kernel_size)
+        nn.init.uniform_(self.weight, -bound, bound)
+        nn.init.uniform_(self.bias, -bound, bound)
+
+    def init_window(self, rows: int, like: Tensor) -> Tensor:
+        """The window before the first token: zeros, ``[rows, K - 1, D]``."""
+        return like.new_zeros(rows, self.kernel_size - 1, self.channels)
+
+    def forward(
+        self,
+        x: Tensor,
+        window: Tensor | None = None,
+        mask: Mask | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Convolve a sequence.
+
+        Args:
+            x: ``[B, T, D]``; T may be 0.
+            window: the last K - 1 tokens before x, ``[R, K - 1, D]``; zeros if None.
+            mask: ``[B, T]`` bool, False for padding, which the filter does not see.
+            cu_seqlens: borders of documents packed into one row, ``[n + 1]``.
+
+        Returns:
+            The output ``[B, T, D]`` (0 at padding) and the new window ``[R, K - 1, D]``.
+        """
+        rows = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+        if window is None:
+            window = self.init_window(rows, x)
+        elif window.shape != (rows, self.kernel_size - 1, self.channels):
+            raise ValueError(
+                f"the convolution window is {list(window.shape)} but must be "
+                f"{[rows, self.kernel_size - 1, self.channels]}: [R, K - 1, D], one row per "
+                "sequence. Pass the state that came out of the last call on the same rows."
+            )
+        window = window.to(x.dtype)
+        if cu_seqlens is not None:
+            return self._packed(x, window, cu_seqlens)
+        if mask is not None:
+            return self._masked(x, window, mask)
+        return self._convolve(x, window), _last(window, x)
+
+    def step(self, x: Tensor, window: Tensor, mask: Mask | None = None) -> tuple[Tensor, Tensor]:
+        """One token ``[B, D]``; the same arithmetic without the T axis."""
+        taps = torch.cat([window.to(x.dtype), x.unsqueeze(1)], 1)  # [B, K, D]
+        dtype = _wide(x.dtype)
+        y = (self.bias.to(dtype) + (taps * self.weight.to(dtype)).sum(1)).to(x.dtype)
+        new = taps[:, 1:]
+        if mask is not None:
+            y = y.masked_fill(~mask.unsqueeze(-1), 0.0)
+            new = torch.where(mask[:, None, None], new, taps[:, :-1])
+        return y, new
+
+    def _convolve(self, x: Tensor, window: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return _plain_conv(x, window, self.weight, self.bias)
+        y: Tensor = _CausalConv.apply(x, window, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return y
+
+    def _masked(self, x: Tensor, window: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
+        """Move the real tokens of each row together, convolve, and put them back."""
+        T, D = x.shape[1:]
+        rank = mask.cumsum(1) - 1  # among the real tokens of its row
+        blank = ~mask.unsqueeze(-1)
+        slot = torch.where(mask, rank, T).unsqueeze(-1).expand_as(x)  # slot T takes the padding
+        dense = x.new_zeros(x.shape[0], T + 1, D).scatter(1, slot, x.masked_fill(blank, 0.0))
+        found = self._convolve(dense, window)
+        y = found.gather(1, slot).masked_fill(blank, 0.0)
+        both = torch.cat([window, dense], 1)
+        place = mask.sum(1, keepdim=True) + torch.arange(window.shape[1], device=x.device)
+        return y, both.gather(1, place.unsqueeze(-1).expand_as(window))
+
+    def _packed(self, x: Tensor, window: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+        """Lay every document after its own window, convolve the whole row, pick the tokens."""
+        (_, T, D), (n, W, _) = x.shape, window.shape
+        bounds = cu_seqlens.to(device=x.device, dtype=torch.int64)
+        token = torch.arange(T, device=x.device)
+        document = torch.bucketize(token, bounds[1:], right=True)
+        place = token + (document + 1) * W
+        inside = torch.arange(W, device=x.device)
+        starts = (bounds[:-1] + torch.arange(n, device=x.device) * W).unsqueeze(1) + inside
+        row = x.new_zeros(T + n * W, D).index_copy(0, place, x[0])
+        row = row.index_copy(0, starts.flatten(), window.reshape(n * W, D)).unsqueeze(0)
+        found = self._convolve(row, self.init_window(1, x))
+        ends = (bounds[1:] + torch.arange(n, device=x.device) * W).unsqueeze(1) + inside
+        return found[:, place], row[0, ends]
+
+
+def _last(window: Tensor, x: Tensor) -> Tensor:
+    """The last K - 1 of window and x together, as a tensor of its own."""
+    W, T = window.shape[1], x.shape[1]
+    return torch.cat([window[:, min(T, W) :], x[:, max(T - W, 0) :]], 1)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _plain_conv(x: Tensor, window: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The convolution for compilers, which fuse the taps and differentiate them themselves."""
+    dtype, T = _wide(x.dtype), x.shape[1]
+    row, w = torch.cat([window, x], 1).to(dtype), weight.to(dtype)
+    taps = [row[:, j : j + T] * w[j] for j in range(weight.shape[0])]
+    return (bias.to(dtype) + sum(taps)).to(x.dtype)
+
+
+class _CausalConv(torch.autograd.Function):
+    """The convolution and its exact gradient, both as shifted multiply-adds in place.
+
+    Left to autograd, every tap would allocate and save a full-size tensor.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, window: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        dtype, T, K = _wide(x.dtype), x.shape[1], weight.shape[0]
+        w = weight.to(dtype)
+        y = torch.addcmul(bias.to(dtype), x.to(dtype), w[K - 1])
+        for back in range(1, K):
+            tap, n = w[K - 1 - back], min(back, T)
+            y[:, back:].addcmul_(x[:, : T - n], tap)
+            y[:, :n].addcmul_(window[:, K - 1 - back : K - 1 - back + n], tap)
+        return y.to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:3])
+        ctx.bias_dtype = inputs[3].dtype
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        x, window, weight = ctx.saved_tensors
+        dtype, T, K = _wide(x.dtype), x.shape[1], weight.shape[0]
+        w, dy = weight.to(dtype), dy.to(dtype)
+        dx = dy * w[K - 1]
+        dwindow = torch.zeros_like(window, dtype=dtype)
+        taps = [(dy * x).sum((0, 1))]
+        for back in range(1, K):
+            tap, n = w[K - 1 - back], min(back, T)
+            seen = slice(K - 1 - back, K - 1 - back + n)
+            dx[:, : T - n].addcmul_(dy[:, back:], tap)
+            dwindow[:, seen].addcmul_(dy[:, :n], tap)
+            inner = (dy[:, back:] * x[:, : T - n]).sum((0, 1))
+            taps.append(inner + (dy[:, :n] * window[:, seen]).sum((0, 1)))
+        dweight = torch.stack(taps[::-1]).to(weight.dtype)
+        dbias = dy.sum((0, 1)).to(ctx.bias_dtype)
+        return dx.to(x.dtype), dwindow.to(window.dtype), dweight, dbias

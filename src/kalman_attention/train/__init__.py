@@ -1,0 +1,1 @@
+"""Training: parameter groups, schedules, the loop."""

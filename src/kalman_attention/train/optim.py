@@ -1,0 +1,120 @@
+r"""Parameter groups of the paper's pretraining (``app:lm-details``, ``tab:lm-pretrain-hparams``).
+
+============  =================================================  =========  ============
+ group         what                                               base rate  weight decay
+============  =================================================  =========  ============
+ embedding     token embedding (and the head, if tied)            0.3        0
+ head          output matrix                                      0.004      0.1
+ hidden        every other matrix                                 0.004      0.1
+ vector        gains, biases, skips, depthwise filters            0.004      0
+ state_space   the prior on the latent: decay rate, diffusion,    0.0004     0
+               step size, first belief
+============  =================================================  =========  ============
+
+The paper lists the last group as :math:`(\lambda, \Delta, q, A)`, in the letters of an older text
+in which q is the process noise; no projection is meant. It states no rate for head and vectors:
+we take the hidden one, which for the head is also the rate of the recipe the paper follows.
+
+All rates scale with sqrt(768 / d_model) and sqrt(batch tokens / 2^19).
+
+A module says which group its parameters are in by an attribute ``parameter_group``. (Attributes of
+parameters would not survive a copy of the model.)
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+GROUPS = ("embedding", "head", "hidden", "vector", "state_space")
+"""Names of the groups, in the order in which they are returned."""
+
+_WIDTH, _BATCH = 768, 2**19
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Base learning rates and weight decay, at width 768 and 2^19 tokens per step.
+
+    Attributes:
+        embedding: rate of the embedding.
+        head: rate of the head.
+        hidden: rate of the matrices.
+        vector: rate of the vectors.
+        state_space: rate of the prior, as a multiple of the hidden rate.
+        weight_decay: of head and matrices; nothing else decays.
+        betas: of Adam.
+        eps: of Adam.
+    """
+
+    embedding: float = 0.3
+    head: float = 4e-3
+    hidden: float = 4e-3
+    vector: float = 4e-3
+    state_space: float = 0.1
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.8, 0.95)
+    eps: float = 1e-10
+
+
+def group_names(model: nn.Module) -> dict[str, str]:
+    """The group of every parameter, by the parameter's name; shared ones under the first name."""
+    found: dict[int, str] = {}
+    names: dict[str, str] = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in found:
+                found[id(parameter)] = _group(module, parameter)
+                names[f"{prefix}.{name}" if prefix else name] = found[id(parameter)]
+    return names
+
+
+def param_groups(
+    model: nn.Module,
+    *,
+    d_model: int = _WIDTH,
+    batch_tokens: int = _BATCH,
+    rates: Rates | None = None,
+) -> list[dict[str, Any]]:
+    """Groups for ``torch.optim.AdamW``, with the paper's rates.
+
+    Args:
+        model: any model; parameters that need no gradient are left out.
+        d_model: its width, for the width factor.
+        batch_tokens: tokens per optimiser step, for the batch factor.
+        rates: base rates, if not the paper's.
+
+    Returns:
+        One dictionary per group that has parameters: name, params, lr, weight_decay, betas, eps.
+    """
+    rates = rates or Rates()
+    scale = math.sqrt(_WIDTH / d_model) * math.sqrt(batch_tokens / _BATCH)
+    base = {name: getattr(rates, name) for name in GROUPS}
+    base["state_space"] = rates.state_space * rates.hidden
+    members: dict[str, list[nn.Parameter]] = {name: [] for name in GROUPS}
+    for name, group in group_names(model).items():
+        parameter = model.get_parameter(name)
+        if parameter.requires_grad:
+            members[group].append(parameter)
+    return [
+        {
+            "name": name,
+            "params": members[name],
+            "lr": base[name] * scale,
+            "weight_decay": rates.weight_decay if name in ("head", "hidden") else 0.0,
+            "betas": rates.betas,
+            "eps": rates.eps,
+        }
+        for name in GROUPS
+        if members[name]
+    ]
+
+
+def _group(module: nn.Module, parameter: nn.Parameter) -> str:
+    declared = getattr(module, "parameter_group", None)
+    if isinstance(declared, str):
+        return declared
+    if isinstance(module, nn.Embedding):
+        return "embedding"
+    return "hidden" if parameter.dim() >= 2 else "vector"

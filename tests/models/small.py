@@ -1,0 +1,27 @@
+"""Small models for the tests."""
+
+import torch
+
+from kalman_attention import AttentionConfig, KLALayerConfig, LanguageModel, LanguageModelConfig
+
+VOCABULARY = 37
+
+PLANS = {"pure": "kla*2", "hybrid": "attention + kla", "any": "kla + attention*2"}
+
+
+def small(plan="kla*2", seed=0, d_state=4, **options):
+    torch.manual_seed(seed)
+    kla = KLALayerConfig(d_model=16, d_state=d_state, **options.pop("kla", {}))
+    config = LanguageModelConfig(
+        vocab_size=VOCABULARY,
+        d_model=16,
+        plan=plan,
+        kla=kla,
+        attention=AttentionConfig(d_model=16, num_heads=2),
+        **{"embedding_std": 1.0, **options},
+    )
+    return LanguageModel(config)
+
+
+def text(B, T, seed=1):
+    return torch.randint(VOCABULARY, (B, T), generator=torch.Generator().manual_seed(seed))

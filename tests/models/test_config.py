@@ -1,0 +1,112 @@
+"""Plans, configurations and presets."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from kalman_attention import KLALayerConfig, LanguageModel, LanguageModelConfig, preset
+from kalman_attention.models.plan import parse_plan
+from kalman_attention.models.presets import PRESETS
+
+COUNTS = {
+    "kla-45m": 45_309_104,
+    "kla-180m": 180_636_560,
+    "gpt-45m": 45_229_440,
+    "gpt-180m": 179_853_184,
+    "gpt+kla-45m": 45_293_184,
+    "gpt+kla-180m": 180_001_920,
+}
+
+
+@pytest.mark.parametrize(
+    ("plan", "names"),
+    [
+        ("kla", ("kla",)),
+        ("kla*3", ("kla",) * 3),
+        ("attention*2 + kla", ("attention", "attention", "kla")),
+        (" (attention+kla*2) *2+kla ", ("attention", "kla", "kla") * 2 + ("kla",)),
+        (("kla", "attention"), ("kla", "attention")),
+    ],
+)
+def test_plans(plan, names):
+    assert parse_plan(plan) == names
+
+
+@pytest.mark.parametrize("plan", ["", "kla +", "kla * x", "(kla", "kla kla", "3*kla", "kla)", "*2"])
+def test_bad_plans(plan):
+    with pytest.raises(ValueError, match=r"cannot read the plan .* Write it as in"):
+        parse_plan(plan)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_have_the_published_sizes(name):
+    with torch.device("meta"):
+        model = LanguageModel(name)
+    assert model.num_parameters() == COUNTS[name]
+    published = 45e6 if name.endswith("45m") else 180e6
+    assert abs(model.num_parameters() / published - 1.0) < 0.03
+    assert preset(name).vocab_size == 32_768
+    assert len(preset(name).layers) == 12
+
+
+def test_which_form_of_the_layer_meets_the_published_sizes():
+    # Only a value from the stream with a full-width precision comes within 1 % at both sizes.
+    def worst(**options):
+        misses = []
+        for name, d_model, published in (("kla-45m", 496, 45e6), ("kla-180m", 1360, 180e6)):
+            kla = KLALayerConfig(d_model=d_model, d_state=32, **options)
+            with torch.device("meta"):
+                model = LanguageModel(dataclasses.replace(preset(name), kla=kla))
+            misses.append(abs(model.num_parameters() / published - 1.0))
+        return max(misses)
+
+    assert worst() < 0.01
+    assert worst(value="project") > 0.1
+    assert worst(precision_rank=170) > 0.05
+    assert worst(value="project", precision_rank=170) > 0.02
+
+
+def test_hybrid_replaces_only_the_last_attention():
+    assert preset("gpt+kla-45m").layers == ("attention",) * 11 + ("kla",)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *PRESETS.values(),
+        LanguageModelConfig(vocab_size=9, d_model=8, plan="kla"),
+        LanguageModelConfig(
+            vocab_size=9,
+            d_model=8,
+            plan="(kla + attention)*2",
+            kla=KLALayerConfig(d_model=8, decay_rate=(1.0, 4.0)),
+            logit_softcap=15.0,
+        ),
+    ],
+)
+def test_json_round_trip(config):
+    assert LanguageModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"plan": "mamba*2"}, "out of kla, attention; got mamba"),
+        ({"plan": ()}, "no block at all"),
+        ({"mlp": "gelu"}, "must be one of none, swiglu, relu2"),
+        ({"kla": KLALayerConfig(d_model=4)}, "width of the residual stream"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        LanguageModelConfig(**{"vocab_size": 9, "d_model": 8, "plan": "kla", **options})
+
+
+def test_unknown_names():
+    with pytest.raises(ValueError, match="Known presets: kla-45m"):
+        preset("kla-1b")
+    data = {**LanguageModelConfig(vocab_size=9, d_model=8, plan="kla").to_dict(), "heads": 3}
+    with pytest.raises(ValueError, match="unknown here: heads"):
+        LanguageModelConfig.from_dict(data)

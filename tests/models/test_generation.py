@@ -1,0 +1,115 @@
+"""Generation: greedy, sampled, batched with padding, and how sure the model was."""
+
+import pytest
+import torch
+
+from kalman_attention.models.generation import Sampling
+from tests.models.small import PLANS, VOCABULARY, small, text
+
+
+def greedy(model, ids, n):
+    for _ in range(n):
+        ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], 1)
+    return ids[:, -n:]
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_greedy_is_repeated_forward(plan):
+    model, ids = small(plan), text(2, 5)
+    found = model.generate(ids, max_new_tokens=7)
+    assert torch.equal(found.tokens, greedy(model, ids, 7))
+    assert found.uncertainty is None
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_padded_batches_equal_singles(plan, left):
+    model = small(plan)
+    prompts = [text(1, n, seed=n) for n in (2, 5, 3)]
+    rows = torch.zeros(3, 5, dtype=torch.int64)
+    mask = torch.zeros(3, 5, dtype=torch.bool)
+    for i, prompt in enumerate(prompts):
+        n = prompt.shape[1]
+        place = slice(5 - n, 5) if left else slice(0, n)
+        rows[i, place], mask[i, place] = prompt[0], True
+    found = model.generate(rows, mask=mask, max_new_tokens=6, output_uncertainty=True)
+    for i, prompt in enumerate(prompts):
+        alone = model.generate(prompt, max_new_tokens=6, output_uncertainty=True)
+        assert torch.equal(found.tokens[i : i + 1], alone.tokens)
+        torch.testing.assert_close(
+            found.uncertainty.entropy[i : i + 1], alone.uncertainty.entropy, rtol=1e-4, atol=1e-5
+        )
+
+
+def test_stop_token():
+    model, ids = small(), text(3, 4)
+    free = model.generate(ids, max_new_tokens=8).tokens
+    stop = int(free[0, 2])
+    stopped = model.generate(ids, max_new_tokens=8, stop_token=stop).tokens
+    for row, expected in zip(stopped.tolist(), free.tolist(), strict=True):
+        end = expected.index(stop) + 1 if stop in expected else len(row)
+        assert row[:end] == expected[: min(end, len(row))]
+        assert set(row[end:]) <= {stop}
+
+
+def test_sampling():
+    model, ids = small(), text(4, 3)
+
+    def draw(seed, **options):
+        generator = torch.Generator().manual_seed(seed)
+        return model.generate(ids, max_new_tokens=5, generator=generator, **options).tokens
+
+    assert torch.equal(draw(0, temperature=1.0), draw(0, temperature=1.0))
+    assert not torch.equal(draw(0, temperature=1.0), draw(1, temperature=1.0))
+    assert torch.equal(draw(0, temperature=1.0, top_k=1), draw(0))
+    assert torch.equal(draw(0, temperature=1.0, top_p=1e-6), draw(0))
+
+
+def test_top_k_and_top_p_choose_among_the_likely():
+    log_probs = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(400, -1)
+    generator = torch.Generator().manual_seed(0)
+    for sampling, allowed in (
+        (Sampling(temperature=1.0), {0, 1, 2, 3}),
+        (Sampling(temperature=1.0, top_k=2), {0, 1}),
+        (Sampling(temperature=1.0, top_p=0.6), {0, 1}),
+        (Sampling(temperature=1.0, top_p=0.9), {0, 1, 2}),
+    ):
+        assert set(sampling.choose(log_probs, generator).tolist()) == allowed
+
+
+@pytest.mark.parametrize("plan", ["kla*2", "attention + kla"])
+def test_uncertainty_of_each_token(plan):
+    model, ids = small(plan), text(2, 4)
+    generator = torch.Generator().manual_seed(0)
+    found = model.generate(
+        ids, max_new_tokens=5, output_uncertainty=True, num_samples=6, generator=generator
+    )
+    u = found.uncertainty
+    assert all(x.shape == (2, 5) for x in u)
+    torch.testing.assert_close(u.aleatoric + u.epistemic, u.entropy, rtol=1e-4, atol=1e-4)
+    assert bool((u.epistemic >= 0).all())
+    plain = model.generate(ids, max_new_tokens=5, output_uncertainty=True)
+    assert torch.equal(plain.tokens, model.generate(ids, max_new_tokens=5).tokens)
+    assert plain.uncertainty.aleatoric is None
+    logits = model(ids).logits[:, -1].log_softmax(-1)
+    torch.testing.assert_close(plain.uncertainty.log_prob[:, 0], logits.amax(-1))
+
+
+def test_without_a_belief_there_is_entropy_only():
+    model = small("kla + attention")
+    u = model.generate(text(1, 3), max_new_tokens=2, output_uncertainty=True).uncertainty
+    assert u.entropy.shape == (1, 2)
+    assert u.variance is None
+    with pytest.raises(ValueError, match="last mixer of the plan"):
+        model.generate(text(1, 3), max_new_tokens=2, num_samples=2)
+
+
+def test_edges():
+    model = small()
+    assert model.generate(text(2, 3), max_new_tokens=0, output_uncertainty=True).tokens.shape == (
+        2,
+        0,
+    )
+    with pytest.raises(ValueError, match="at least one token"):
+        model.generate(text(1, 0), max_new_tokens=2)
+    assert int(model.generate(text(1, 1), max_new_tokens=3).tokens.max()) < VOCABULARY

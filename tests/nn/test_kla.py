@@ -1,0 +1,331 @@
+"""The KLA layer: every path is the same filter."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kalman_attention import KLA, KLALayerConfig, KLAState, LayerOutput, discretise, kla_scan_ref
+
+D_MODEL = 12
+
+VARIANTS = {
+    "default": {},
+    "project": {"value": "project"},
+    "low-rank": {"precision_rank": 3},
+    "project, low-rank": {"value": "project", "precision_rank": 3},
+    "zero noise": {"process_noise": "zero"},
+    "fixed noise": {"process_noise": "fixed"},
+    "zoh": {"discretisation": "zoh"},
+    "no step size": {"discretisation": "none"},
+    "stationary": {"prior": "stationary", "diffusion": 1.0},
+    "learned prior": {"prior": "learned"},
+    "wide, no skip": {"d_inner": 20, "skip": None, "qk_norm": False, "conv_kernel": 2},
+    "softplus": {"precision_link": "softplus", "decay_rate": (0.5, 4.0)},
+}
+
+
+def make(seed=0, **options):
+    torch.manual_seed(seed)
+    layer = KLA(KLALayerConfig(d_model=D_MODEL, **{"d_state": 4, **options}))
+    if layer.prior.mean_0 is not None:
+        torch.nn.init.normal_(layer.prior.mean_0)
+        torch.nn.init.normal_(layer.prior.log_variance_0)
+    return layer
+
+
+def tokens(B, T, seed=1):
+    return torch.randn(B, T, D_MODEL, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_same_state(found, expected, **tolerance):
+    torch.testing.assert_close(found.conv, expected.conv, **tolerance)
+    torch.testing.assert_close(found.belief, expected.belief, **tolerance)
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_chunks_and_steps_equal_one_pass(options):
+    layer, x = make(**options), tokens(2, 11)
+    whole = layer(x, return_variance=True)
+    assert isinstance(whole, LayerOutput)
+    state, ys, variances = None, [], []
+    for part in x[:, :8].split([3, 0, 1, 4], 1):
+        y, variance, state = layer(part, state, return_variance=True)
+        ys.append(y)
+        variances.append(variance)
+    for t in range(8, 11):
+        y, variance, state = layer.step(x[:, t], state, return_variance=True)
+        ys.append(y.unsqueeze(1))
+        variances.append(variance.unsqueeze(1))
+    torch.testing.assert_close(torch.cat(ys, 1), whole.y, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.cat(variances, 1), whole.variance, rtol=1e-5, atol=1e-6)
+    assert_same_state(state, whole.state, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_init_state_is_the_default(options):
+    layer, x = make(**options), tokens(2, 5)
+    torch.testing.assert_close(layer(x, layer.init_state(2)).y, layer(x).y)
+
+
+def test_is_the_filter_between_two_projections():
+    layer, x = make(), tokens(2, 7)
+    found = layer.read(x, return_variance=True)
+    a, p, dt = layer.prior._continuous()
+    y, y_var, _ = kla_scan_ref(*found.evidence, *discretise(a, p, dt), return_variance=True)
+    torch.testing.assert_close(found.mean, y)
+    torch.testing.assert_close(found.variance, y_var)
+    gate = torch.nn.functional.silu(found.gate)
+    out = ((y + layer.skip * found.stream) * gate) @ layer.out_proj.weight.T
+    torch.testing.assert_close(layer(x).y, out)
+    torch.testing.assert_close(found.evidence.k.norm(dim=-1), torch.ones(2, 7))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    left=st.integers(0, 3), right=st.integers(0, 3), length=st.integers(0, 5), cold=st.booleans()
+)
+def test_padding_on_either_side_changes_nothing(left, right, length, cold):
+    layer = make(prior="learned")
+    x = tokens(2, length)
+    state = None if cold else layer(tokens(2, 3, seed=5)).state
+    alone = layer(x, state, return_variance=True)
+    padded = torch.nn.functional.pad(x, (0, 0, left, right), value=torch.nan)
+    mask = torch.zeros(2, left + length + right, dtype=torch.bool)
+    mask[:, left : left + length] = True
+    found = layer(padded, state, mask, return_variance=True)
+    real = slice(left, left + length)
+    torch.testing.assert_close(found.y[:, real], alone.y, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.variance[:, real], alone.variance, rtol=1e-5, atol=1e-6)
+    assert_same_state(found.state, alone.state, rtol=1e-5, atol=1e-6)
+    assert bool((found.y[~mask] == 0).all())
+
+
+def test_padding_gets_no_gradient():
+    layer = make()
+    x = tokens(2, 6).requires_grad_()
+    mask = torch.tensor([[False, False, True, True, True, True], [True] * 4 + [False] * 2])
+    found = layer(x, mask=mask, return_variance=True)
+    (found.y.square().sum() + found.variance.sum()).backward()
+    assert bool((x.grad[~mask] == 0).all())
+    assert bool((x.grad[mask] != 0).any())
+
+
+def test_step_with_mask():
+    layer, x = make(), tokens(3, 5)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1, 0, 0, 1, 0]]).bool()
+    whole = layer(x, mask=mask)
+    state = layer.init_state(3)
+    for t in range(5):
+        y, _, state = layer.step(x[:, t], state, mask=mask[:, t])
+        torch.testing.assert_close(y, whole.y[:, t], rtol=1e-5, atol=1e-6)
+    assert_same_state(state, whole.state, rtol=1e-5, atol=1e-6)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=4))
+def test_packed_equals_separate_with_gradients(lengths):
+    layer = make(prior="learned")
+    x = tokens(1, sum(lengths))
+    borders = torch.tensor([0, *lengths]).cumsum(0)
+    weight = tokens(1, sum(lengths), seed=3)
+
+    def gradients(loss):
+        layer.zero_grad()
+        loss.backward()
+        return [p.grad.clone() for p in layer.parameters()]
+
+    packed = layer(x, cu_seqlens=borders)
+    alone = [layer(document) for document in x.split(lengths, 1)]
+    y = torch.cat([found.y for found in alone], 1)
+    torch.testing.assert_close(packed.y, y, rtol=1e-5, atol=1e-6)
+    means = torch.cat([found.state.belief.mean for found in alone])
+    torch.testing.assert_close(packed.state.belief.mean, means, rtol=1e-5, atol=1e-6)
+    extra = (packed.state.belief.mean.sum(), means.sum())
+    pair = zip(
+        gradients((packed.y * weight).sum() + extra[0]),
+        gradients((y * weight).sum() + extra[1]),
+        strict=True,
+    )
+    for found, expected in pair:
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_batch_equals_singles():
+    layer, x = make(), tokens(3, 6)
+    for i, row in enumerate(x.split(1)):
+        torch.testing.assert_close(layer(x).y[i : i + 1], layer(row).y, rtol=1e-5, atol=1e-6)
+
+
+def test_every_parameter_learns():
+    for options in VARIANTS.values():
+        layer = make(**options)
+        found = layer(tokens(2, 9), return_variance=True)
+        (found.y.square().sum() + found.variance.sum()).backward()
+        for name, parameter in layer.named_parameters():
+            if parameter.requires_grad:
+                assert parameter.grad is not None, name
+                assert bool((parameter.grad != 0).any()), name
+    assert make(process_noise="fixed").prior.raw_p.requires_grad is False
+
+
+def test_the_variance_shrinks_with_evidence():
+    layer = make(diffusion=0.01)
+    x = tokens(1, 40)
+    belief = layer(x).state.belief
+    assert bool((belief.variance < 1.0).all())
+    assert layer(x).variance is None
+
+
+def test_dynamics_stay_float32():
+    layer = make(prior="learned")
+    before = {name: p.clone() for name, p in layer.prior.named_parameters()}
+    for convert in (
+        lambda m: m.bfloat16(),
+        lambda m: m.half(),
+        lambda m: m.to(torch.bfloat16),
+        lambda m: m.to("cpu", torch.float16),
+    ):
+        short = convert(copy.deepcopy(layer))
+        for name, parameter in short.prior.named_parameters():
+            assert parameter.dtype == torch.float32
+            torch.testing.assert_close(parameter.data, before[name], rtol=0.0, atol=0.0)
+        assert short.in_proj.weight.dtype.itemsize == 2
+    double = copy.deepcopy(layer).double()
+    assert double.prior.log_a.dtype == torch.float64
+    assert double.float().prior.log_a.dtype == torch.float32
+
+
+def test_short_weights_give_nearly_the_same():
+    layer, x = make(), tokens(2, 20)
+    short = copy.deepcopy(layer).bfloat16()
+    found = short(x.bfloat16(), return_variance=True)
+    assert found.y.dtype == torch.bfloat16
+    assert found.state.belief.mean.dtype == torch.float32
+    torch.testing.assert_close(found.y.float(), layer(x).y, rtol=0.1, atol=0.02)
+    y, _, state = short.step(x[:, 0].bfloat16(), found.state)
+    assert y.dtype == torch.bfloat16
+    assert state.belief.variance.dtype == torch.float32
+
+
+def test_autocast():
+    layer, x = make(), tokens(2, 20).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer(x)
+    assert found.state.belief.mean.dtype == torch.float32
+    torch.testing.assert_close(found.y.float(), layer(x).y, rtol=0.1, atol=0.02)
+    found.y.float().sum().backward()
+    assert bool(x.grad.isfinite().all())
+
+
+def test_float64():
+    layer, x = make().double(), tokens(2, 6).double()
+    assert layer(x).state.belief.mean.dtype == torch.float64
+    torch.testing.assert_close(layer(x).y, layer(x, layer.init_state(2)).y)
+
+
+def test_state_dict_round_trip():
+    layer = make().bfloat16()
+    other = make(seed=9).bfloat16()
+    other.load_state_dict(layer.state_dict())
+    assert other.prior.log_a.dtype == torch.float32
+    x = tokens(1, 5).bfloat16()
+    torch.testing.assert_close(other(x).y, layer(x).y, rtol=0.0, atol=0.0)
+
+
+def test_cached_dynamics_follow_the_parameters():
+    layer = make()
+    x, state = tokens(2, 1)[:, 0], make().init_state(2)
+    with torch.no_grad():
+        first = layer.step(x, state).state.belief.variance
+        assert layer.prior.cached() is layer.prior.cached()
+        layer.prior.raw_dt.add_(1.0)
+        moved = layer.step(x, state).state.belief.variance
+        assert not torch.equal(first, moved)
+        layer.load_state_dict(make().state_dict())
+        torch.testing.assert_close(layer.step(x, state).state.belief.variance, first)
+    state = KLAState(*state.belief)
+    assert layer.prior.cached().a_bar.requires_grad, "with gradients nothing may be remembered"
+
+
+def test_a_global_init_does_not_reach_the_dynamics():
+    layer = make()
+    kept = {
+        name: p.clone()
+        for name, p in layer.named_parameters()
+        if name.startswith(("prior.", "conv.")) or name == "skip"
+    }
+
+    def wipe(module):
+        if isinstance(
+            module, (torch.nn.Linear, torch.nn.Embedding, torch.nn.Conv1d, torch.nn.LayerNorm)
+        ):
+            for parameter in module.parameters():
+                torch.nn.init.normal_(parameter, std=5.0)
+
+    layer.apply(wipe)
+    assert layer.in_proj.weight.std() > 1.0
+    assert len(kept) == 6
+    for name, value in kept.items():
+        assert torch.equal(layer.get_parameter(name), value), name
+
+
+def test_start_of_the_dynamics():
+    prior = make(d_state=16, d_inner=256, decay_rate=(1.0, 16.0)).prior
+    a, p, dt = prior._continuous()
+    torch.testing.assert_close(a[:, 0], torch.arange(1.0, 17.0))
+    torch.testing.assert_close(p, torch.full_like(p, 0.1))
+    assert 0.99e-3 < dt.min() < 1.2e-3
+    assert 0.08 < dt.max() < 0.1001
+    # Without a step size the decays and the noise begin where the others do.
+    plain = make(d_state=16, d_inner=256, discretisation="none").prior()
+    exact = make(d_state=16, d_inner=256, discretisation="zoh").prior()
+    torch.testing.assert_close(plain.a_bar, exact.a_bar)
+    torch.testing.assert_close(plain.p_bar, exact.p_bar)
+
+
+def test_the_stationary_prior_is_left_unchanged_by_predict():
+    for discretisation in ("ou", "zoh", "none"):
+        prior = make(prior="stationary", discretisation=discretisation).prior
+        a_bar, p_bar = prior()
+        variance = prior.initial(1).variance[0]
+        torch.testing.assert_close(a_bar**2 * variance + p_bar, variance)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"value": "other"}, "must be one of 'stream', 'project'"),
+        ({"d_state": 0}, "at least 1"),
+        ({"dt_min": 0.0}, "dt_min"),
+        ({"diffusion": 0.0}, "process_noise='zero'"),
+        (
+            {"prior": "stationary", "process_noise": "zero"},
+            "no evidence can move|evidence can move",
+        ),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        KLALayerConfig(d_model=8, **options)
+
+
+def test_config_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        KLALayerConfig(d_model=8).d_state = 3
+
+
+def test_samples():
+    layer, x = make(), tokens(1, 4)
+    found = layer.read(x, return_variance=True)
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.stack([found.sample(generator) for _ in range(2000)])
+    torch.testing.assert_close(draws.mean(0), found.mean, rtol=0.0, atol=0.1)
+    torch.testing.assert_close(draws.var(0), found.variance, rtol=0.2, atol=1e-3)
+    certain = found._replace(variance=torch.zeros_like(found.variance))
+    assert torch.equal(certain.sample(), found.mean)
+    with pytest.raises(ValueError, match="return_variance=True"):
+        layer.read(x).sample()

@@ -1,0 +1,124 @@
+"""The short convolution against conv1d, and its window as an exact state."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import conv1d, pad
+
+from kalman_attention.nn.short_conv import ShortConv
+
+D, K = 5, 4
+
+
+def make(kernel_size=K, dtype=torch.float64):
+    torch.manual_seed(0)
+    return ShortConv(D, kernel_size).to(dtype)
+
+
+def tokens(B, T, dtype=torch.float64):
+    return torch.randn(B, T, D, dtype=dtype)
+
+
+@pytest.mark.parametrize("kernel_size", [1, 2, 4])
+@pytest.mark.parametrize("T", [1, 2, 3, 4, 17])
+def test_equals_conv1d(kernel_size, T):
+    conv, x = make(kernel_size), tokens(2, T)
+    padded = pad(x.transpose(1, 2), (kernel_size - 1, 0))
+    expected = conv1d(padded, conv.weight.T.unsqueeze(1), conv.bias, groups=D).transpose(1, 2)
+    torch.testing.assert_close(conv(x)[0], expected)
+
+
+@pytest.mark.parametrize("T", [1, 2, 3, 5])
+def test_gradients(T):
+    conv = make()
+    x, window = tokens(2, T).requires_grad_(), tokens(2, K - 1).requires_grad_()
+
+    def run(x, window, weight, bias):
+        return torch.func.functional_call(conv, {"weight": weight, "bias": bias}, (x, window))
+
+    assert torch.autograd.gradcheck(run, (x, window, conv.weight, conv.bias))
+
+
+@pytest.mark.parametrize("T", [2, 3])
+def test_gradients_with_padding_and_with_packing(T):
+    conv = make()
+    x, window = tokens(2, T).requires_grad_(), tokens(2, K - 1).requires_grad_()
+    mask = torch.tensor([[True] * (T - 1) + [False], [False] + [True] * (T - 1)])
+    assert torch.autograd.gradcheck(lambda x, w: conv(x, w, mask), (x, window))
+    row = x[:1].detach().requires_grad_()
+    borders = torch.tensor([0, 1, T])
+    assert torch.autograd.gradcheck(lambda x, w: conv(x, w, None, borders), (row, window))
+
+
+def test_no_tokens():
+    conv, window = make(), tokens(2, K - 1)
+    y, after = conv(tokens(2, 0), window)
+    assert y.shape == (2, 0, D)
+    torch.testing.assert_close(after, window)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=6))
+def test_any_chunks_equal_the_whole(sizes):
+    conv, x = make(), tokens(2, sum(sizes))
+    whole, last = conv(x)
+    window, parts = None, []
+    for part in x.split(sizes, 1):
+        y, window = conv(part, window)
+        parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, 1), whole)
+    torch.testing.assert_close(window, last)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=12), st.booleans())
+def test_padding_anywhere_is_not_seen(real, with_window):
+    conv, mask = make(), torch.tensor([real])
+    window = tokens(1, K - 1) if with_window else None
+    x = tokens(1, len(real)).masked_fill(~mask.unsqueeze(-1), torch.nan)
+    y, after = conv(x, window, mask)
+    expected, last = conv(x[:, mask[0]], window)
+    torch.testing.assert_close(y[:, mask[0]], expected)
+    torch.testing.assert_close(after, last)
+    assert bool((y[:, ~mask[0]] == 0).all())
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.booleans())
+def test_packed_documents_are_isolated(lengths, with_window):
+    conv, x = make(), tokens(1, sum(lengths))
+    window = tokens(len(lengths), K - 1) if with_window else None
+    borders = torch.tensor([0, *lengths]).cumsum(0)
+    y, after = conv(x, window, cu_seqlens=borders)
+    for i, document in enumerate(x.split(lengths, 1)):
+        alone, last = conv(document, None if window is None else window[i : i + 1])
+        torch.testing.assert_close(y[:, borders[i] : borders[i + 1]], alone)
+        torch.testing.assert_close(after[i : i + 1], last)
+
+
+def test_step_equals_forward():
+    conv, x = make(), tokens(3, 6)
+    mask = torch.rand(3, 6) > 0.3
+    expected, last = conv(x, mask=mask)
+    window = conv.init_window(3, x)
+    for t in range(6):
+        y, window = conv.step(x[:, t], window, mask[:, t])
+        torch.testing.assert_close(y, expected[:, t])
+    torch.testing.assert_close(window, last)
+
+
+def test_shorter_types_accumulate_in_float32():
+    conv = make(dtype=torch.float32)
+    x = tokens(2, 9, torch.bfloat16)
+    y = conv.bfloat16()(x)[0]
+    exact = conv.double()(x.double())[0]
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y, exact.bfloat16(), rtol=0.0, atol=1e-2)
+
+
+def test_window_of_other_rows_is_refused():
+    with pytest.raises(ValueError, match=r"one row per\s+sequence"):
+        make()(tokens(2, 3), tokens(3, K - 1))
+    with pytest.raises(ValueError, match="at least 1"):
+        ShortConv(D, 0)

@@ -1,0 +1,31 @@
+"""Figures can be drawn from plain tensors."""
+
+import pytest
+import torch
+
+pytest.importorskip("matplotlib")
+
+from kalman_attention.plots.attention_maps import plot_attention_maps
+from kalman_attention.plots.decode_speed import plot_decode_speed
+from kalman_attention.plots.posterior_variance import plot_posterior_variance
+
+
+def test_posterior_variance(tmp_path):
+    variance = torch.rand(12, 5)
+    figure = plot_posterior_variance(variance, variance / 2, tokens=range(12))
+    assert len(figure.axes) == 4  # three panels and a colour bar
+    figure.savefig(tmp_path / "a.png")
+    assert len(plot_posterior_variance(variance.bfloat16()).axes) == 3
+
+
+def test_attention_maps(tmp_path):
+    figure = plot_attention_maps(torch.randn(3, 6, 6).tril(), tokens="abcdef")
+    assert len(figure.axes) == 4
+    figure.savefig(tmp_path / "a.png")
+    assert plot_attention_maps(torch.zeros(1, 2, 2), titles=["none"]).axes[0].get_title() == "none"
+
+
+def test_decode_speed(tmp_path):
+    figure = plot_decode_speed([128, 256], {"kla": [1.0, 1.0], "attention": [1.0, 2.0]})
+    assert len(figure.axes[0].lines) == 2
+    figure.savefig(tmp_path / "a.png")
