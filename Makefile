@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench sanitize emulate-avx512 clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -36,6 +36,20 @@ format: $(STAMP) ## rewrite the code in house style
 
 bench: $(STAMP)  ## speed of the engines on this machine
 	$(BIN)/kla bench scan
+
+sanitize: $(STAMP) ## the native kernel's tests with AddressSanitizer and UBSan
+	cmake -S . -B build/sanitize -DKLA_SANITIZE=ON -DCMAKE_CXX_COMPILER=g++ >/dev/null
+	cmake --build build/sanitize -j 2
+	KLA_CPU_LIBRARY=$(CURDIR)/build/sanitize/_kla_cpu.so OMP_NUM_THREADS=2 \
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
+	$(BIN)/python -m pytest -q -p no:xdist tests/ops -k "(cpu or linear) and not inductor"
+
+emulate-avx512: $(STAMP) ## the kernel's 64-byte vectors on a machine that has only AVX2
+	cmake -S . -B build/emulate -DKLA_EMULATE_AVX512=ON >/dev/null
+	cmake --build build/emulate -j 2
+	KLA_CPU_LIBRARY=$(CURDIR)/build/emulate/_kla_cpu.so OMP_NUM_THREADS=2 \
+	$(BIN)/python -m pytest -q -p no:xdist tests/ops -k "(cpu or linear) and not inductor"
 
 clean:           ## remove the environment and everything generated
 	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,6 +14,7 @@ from kalman_attention.cli.measure import (
     Shape,
     available_memory,
     fastest,
+    keep_memory,
     make_inputs,
     peak_memory,
     save_results,
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     engines = args.engines or [REFERENCE, *usable]
     if not _gate([name for name in engines if name != REFERENCE]):
         return 1
-    results: dict[str, Any] = {"engine": default}
+    results: dict[str, Any] = {"engine": default, "memory_kept_between_calls": keep_memory()}
     if args.only != "sweep":
         goals = list(_goals(default))
         rows = [[g.case, g.against, f"{g.measured:.2f}", g.wanted, _yes(g.met)] for g in goals]

@@ -1,6 +1,7 @@
 """How the benchmarks measure: interleaved minimum of times, peak memory in a child process."""
 
 import argparse
+import ctypes
 import datetime
 import json
 import os
@@ -89,6 +90,19 @@ def fastest(
         if turn >= 1 and time.perf_counter() - began > seconds:
             break
     return least
+
+
+def keep_memory() -> bool:
+    """Let the C library keep freed memory, so that calls are not timed with their page faults.
+
+    What an allocator such as jemalloc does anyway. Only glibc can be told; says whether it was.
+    """
+    trim_threshold, mmap_max = -1, -4
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    return bool(mallopt(mmap_max, 0)) and bool(mallopt(trim_threshold, 2**31 - 1))
 
 
 def peak_memory(shape: Shape, engine: str, *, backward: bool) -> int | None:
