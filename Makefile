@@ -12,7 +12,7 @@ help:            ## show this list
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,plot]'
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,hf,plot]'
 	@touch $@
 
 demo: $(STAMP)   ## set up, then filter a noisy signal and draw the belief
