@@ -10,7 +10,9 @@ STAMP  := $(VENV)/.installed
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
 
-$(STAMP): pyproject.toml constraints.txt
+NATIVE := CMakeLists.txt $(wildcard src/kalman_attention/csrc/*.h src/kalman_attention/csrc/cpu/*)
+
+$(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,hf,plot]'
 	@touch $@

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from kalman_attention import KLALayerConfig, LanguageModel, LanguageModelConfig
+from kalman_attention.cli.bench_layer import settings
+from kalman_attention.cli.measure import fastest, save_results
 from kalman_attention.cli.table import render
-from kalman_attention.cli.timing import interleaved, write_json
 
 _PREFILL = 1024  # tokens per chunk of the prompt
 _VOCABULARY = 1024
@@ -19,18 +20,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
     contexts = [128, 512, 2048, 4096, 8192, 16_384]
     parser.add_argument("--contexts", type=int, nargs="+", default=contexts, help="context lengths")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens decoded per measurement")
+    parser.add_argument("--tokens", type=int, default=8, help="tokens decoded per measurement")
     parser.add_argument("--batch", type=int, default=1, help="sequences")
     parser.add_argument("--width", type=int, default=512, help="d_model")
     parser.add_argument("--state", type=int, default=16, help="d_state")
     parser.add_argument("--depth", type=int, default=4, help="blocks")
     parser.add_argument("--threads", type=int, default=None, help="torch threads")
-    parser.add_argument("--repeats", type=int, default=10, help="rounds at most")
+    parser.add_argument("--repeats", type=int, default=40, help="rounds at most")
     parser.add_argument("--seconds", type=float, default=60.0, help="time for all rounds, about")
-    parser.add_argument("--json", type=Path, default=Path("runs/bench/decode.json"))
-    parser.add_argument(
-        "--plot", type=Path, default=None, help="also draw the times, as PNG or SVG"
-    )
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder for results")
+    parser.add_argument("--no-plot", action="store_true", help="numbers only")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,17 +49,22 @@ def run(args: argparse.Namespace) -> int:
     for name in names:
         low, high = min(times[name]), max(times[name])
         print(f"{name}: slowest context takes {high / low:.2f} x the fastest")
-    settings = {k: v for k, v in vars(args).items() if isinstance(v, (int, float, str, list))}
     rows = [{"model": n, "contexts": args.contexts, "milliseconds": times[n]} for n in names]
-    write_json(args.json, "bench decode", settings, rows)
-    print(f"\nnumbers: {args.json}")
-    if args.plot is not None:
-        from kalman_attention.plots.decode_speed import plot_decode_speed
-
-        args.plot.parent.mkdir(parents=True, exist_ok=True)
-        plot_decode_speed(args.contexts, times).savefig(args.plot, dpi=150)
-        print(f"plot: {args.plot}")
+    save_results(args.out / "decode.json", {"settings": settings(args), "rows": rows})
+    print(f"\nresults: {args.out / 'decode.json'}")
+    if not args.no_plot:
+        _draw(args.out / "decode.png", args.contexts, times)
     return 0
+
+
+def _draw(path: Path, contexts: list[int], times: dict[str, list[float]]) -> None:
+    try:
+        from kalman_attention.plots.decode_speed import plot_decode_speed
+    except ImportError:
+        print("no plot: pip install 'kalman_attention[plot]'")
+        return
+    plot_decode_speed(contexts, times).savefig(path, dpi=150)
+    print(f"plot: {path}")
 
 
 @torch.no_grad()
@@ -72,9 +76,9 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
         for context in args.contexts:
             token, states = prefill(model, args.batch, context, args.tokens)
             work[f"{name} {context}"] = functools.partial(decode, model, token, states, args.tokens)
-    times = interleaved(work, repeats=args.repeats, seconds=args.seconds)
+    best = fastest(work, most=args.repeats, seconds=args.seconds)
     return {
-        name: [1e3 * min(times[f"{name} {context}"]) / args.tokens for context in args.contexts]
+        name: [1e3 * best[f"{name} {context}"] / args.tokens for context in args.contexts]
         for name in ("kla", "attention")
     }
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention import KLA, Attention, AttentionConfig, KLALayerConfig
+from kalman_attention.cli.measure import fastest, save_results
 from kalman_attention.cli.table import render
-from kalman_attention.cli.timing import interleaved, write_json
 
 _TOO_LONG = 30.0  # seconds per call: a side that is expected to take longer is left out
 
-Work = Callable[[], object]
+Work = Callable[[], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="time per length, about")
     parser.add_argument("--value", choices=("stream", "project"), default="stream")
     parser.add_argument("--precision-rank", type=int, default=None)
-    parser.add_argument("--json", type=Path, default=Path("runs/bench/layer.json"))
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder for results")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,10 +51,14 @@ def run(args: argparse.Namespace) -> int:
     for backward, title in ((False, "forward"), (True, "forward + backward")):
         print(f"\n{title} (ms)\n")
         print(_table([row for row in rows if row["backward"] == backward]))
-    settings = {k: v for k, v in vars(args).items() if isinstance(v, (int, float, str, list))}
-    write_json(args.json, "bench layer", settings, rows)
-    print(f"\nnumbers: {args.json}")
+    save_results(args.out / "layer.json", {"settings": settings(args), "rows": rows})
+    print(f"\nresults: {args.out / 'layer.json'}")
     return 0
+
+
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The options as plain data."""
+    return {k: v for k, v in vars(args).items() if isinstance(v, (int, float, str, list))}
 
 
 class Products(nn.Module):
@@ -102,9 +106,8 @@ def measure(
     work = {
         name: _work(side, args.batch, length, args.width, backward) for name, side in sides.items()
     }
-    times = interleaved(work, repeats=args.repeats, seconds=args.seconds)
-    best = {name: min(found) for name, found in times.items()}
-    return {"T": length, "backward": backward, "seconds": best, "rounds": len(times["kla"])}
+    best = fastest(work, most=args.repeats, seconds=args.seconds)
+    return {"T": length, "backward": backward, "seconds": best}
 
 
 def _work(side: nn.Module, batch: int, length: int, width: int, backward: bool) -> Work:

@@ -7,6 +7,7 @@ import torch
 
 from kalman_attention import __version__
 from kalman_attention.cli.table import render
+from kalman_attention.ops.cpu import library
 from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
 from kalman_attention.ops.selfcheck import Case, errors, make_call, misses, run_call
 
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     )
     print(render(["engine", "usable", "what it is"], _engine_rows(device)))
     print(f"\nauto on {device.type} means: {resolve('auto', device, torch.float32)}")
+    _print_native()
     return _run_engines(args.engine, device) if args.run else 0
 
 
@@ -56,6 +58,18 @@ def _engine_rows(device: torch.device) -> list[list[str]]:
         says = engine.summary if reason is None else f"{engine.summary} (no: {reason})"
         rows.append([engine.name, "yes" if reason is None else "no", says])
     return rows
+
+
+def _print_native() -> None:
+    if library.why_not() is not None:
+        return
+    native = library.info()
+    sets = ", ".join(native.isas)
+    print(
+        f"native library: {native.library}\n"
+        f"  instruction set {native.isa} (can run: {sets}), up to {native.threads} threads "
+        f"from {'torch' if native.pool == 'openmp' else 'a pool of its own'}"
+    )
 
 
 def _run_engines(only: str | None, device: torch.device) -> int:

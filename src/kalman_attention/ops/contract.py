@@ -99,6 +99,51 @@ class ScanGrads(NamedTuple):
     variance_0: Belief
 
 
+class LinearScanInputs(NamedTuple):
+    """The arguments of a first-order scan, h' = exp(dt A) h + dt B x and y = sum_n C h'.
+
+    Letters are Mamba's; B here is the input operator. Dtypes mix as in ``ScanInputs``.
+
+    Attributes:
+        x: inputs, ``[B, T, D]``.
+        dt: step sizes, ``[B, T, D]``.
+        A: decay rates, negative, ``[N, D]``.
+        B: input operators, ``[B, T, N]``.
+        C: read-out operators, ``[B, T, N]``.
+        h_0: state before the first token, ``[R, N, D]``.
+        mask: real tokens, ``[B, T]`` bool, or None.
+        cu_seqlens: document borders, ``[R + 1]``, or None; then the batch is 1.
+    """
+
+    x: Values
+    dt: Values
+    A: Dynamics
+    B: Keys
+    C: Keys
+    h_0: Belief
+    mask: Mask | None
+    cu_seqlens: Tensor | None
+
+
+class LinearScanResult(NamedTuple):
+    """Outputs ``[B, T, D]``, last states ``[R, N, D]``, saved states ``[1, chunks, N, D]``."""
+
+    y: Values
+    h: Belief
+    checkpoints: Tensor | None
+
+
+class LinearScanGrads(NamedTuple):
+    """Gradients of the six floating inputs, in their shapes and dtypes."""
+
+    x: Values
+    dt: Values
+    A: Dynamics
+    B: Keys
+    C: Keys
+    h_0: Belief
+
+
 class EngineModule(Protocol):
     """The two functions of an engine."""
 

@@ -7,6 +7,7 @@ a call raises and names one that can; nothing is swapped silently.
 import functools
 import importlib
 import importlib.util
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -152,6 +153,20 @@ def resolve(name: str, device: torch.device, dtype: torch.dtype) -> str:
 
 def _auto(device: torch.device, dtype: torch.dtype) -> str:
     for engine in ENGINES.values():
-        if engine.why_not(device, dtype) is None:
+        reason = engine.why_not(device, dtype)
+        if reason is None:
             return engine.name
+        if engine.name == NATIVE and device.type == "cpu":
+            _warn_slow(reason)
     return REFERENCE
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@functools.cache
+def _warn_slow(reason: str) -> None:
+    """Say once that the fast engine is missing; the call goes on, some fifty times slower."""
+    warnings.warn(
+        f"kla_scan runs the slow torch engine on CPU tensors: {reason}. "
+        "`kla check` shows what is usable; engine='associative' silences this.",
+        stacklevel=4,
+    )

@@ -70,10 +70,13 @@ struct Backward {
         const int64_t n1 = std::min(p.N, n0 + kSlotBlock);
         const bool first = d == begin;
         M::template replay<T, W>(x.in, x.state, d, n0, n1, x.path);
-        if (M::kHasVariance && g.dy_var.data)
-          M::template adjoint<T, W, true>(x.in, x.state, d, n0, n1, x.path, first, x.sums);
-        else
-          M::template adjoint<T, W, false>(x.in, x.state, d, n0, n1, x.path, first, x.sums);
+        if constexpr (M::kHasVariance) {
+          if (g.dy_var.data) {
+            M::template adjoint<T, W, true>(x.in, x.state, d, n0, n1, x.path, first, x.sums);
+            continue;
+          }
+        }
+        M::template adjoint<T, W, false>(x.in, x.state, d, n0, n1, x.path, first, x.sums);
       }
   }
 
@@ -142,6 +145,7 @@ struct Backward {
     };
     const bool last = end == row.chunks();  // nothing of this row has been walked yet
     read(kA, p.a_bar, 0);
+    x.state.split_decays(size);
     read(kP, p.p_bar, 0);
     read(kDmu, last ? g.dmean : g.dmean_0, r);
     read(kDs, last ? g.dvariance : g.dvariance_0, r);

@@ -32,10 +32,13 @@ KLA_INLINE T* state_row(const void* base, const kla_scan_params& p, int64_t r) {
 template <class M, class T, int W>
 void forward_chunk(const kla_scan_params& p, ForwardScratch<T, W>& x) {
   for (int64_t d = 0; d < x.in.size; d += W * kLanes<T>) {
-    if (M::kHasVariance && p.y_var)
-      M::template forward<T, W, true>(x.in, x.state, d, x.y, x.y_var);
-    else
-      M::template forward<T, W, false>(x.in, x.state, d, x.y, x.y_var);
+    if constexpr (M::kHasVariance) {
+      if (p.y_var) {
+        M::template forward<T, W, true>(x.in, x.state, d, x.y, x.y_var);
+        continue;
+      }
+    }
+    M::template forward<T, W, false>(x.in, x.state, d, x.y, x.y_var);
   }
 }
 
@@ -51,6 +54,7 @@ void forward_task(const kla_scan_params& p, const Groups& groups, int64_t r, int
     if (dst) x.state.store(field, state_row<T>(dst, p, at), p.D, d0, size);
   };
   read(kA, p.a_bar, 0);
+  x.state.split_decays(size);
   read(kP, p.p_bar, 0);
   read(kMu, p.mean_0, r);
   read(kS, p.variance_0, r);

@@ -4,6 +4,7 @@
 #include "backward.h"
 #include "forward.h"
 #include "kalman.h"
+#include "linear.h"
 #include "step.h"
 
 namespace kla {
@@ -30,12 +31,17 @@ int with_width(const kla_scan_params& p, const Args&... args) {
 
 template <template <class, class, int> class Call, class... Args>
 int with_types(const kla_scan_params& p, const Args&... args) {
-  if (p.compute == KLA_FLOAT64) return with_width<Call, Kalman, double>(p, args...);
-  return with_width<Call, Kalman, float>(p, args...);
+  const bool kalman = p.model == KLA_MODEL_KALMAN;
+  if (p.compute == KLA_FLOAT64)
+    return kalman ? with_width<Call, Kalman, double>(p, args...)
+                  : with_width<Call, Linear, double>(p, args...);
+  return kalman ? with_width<Call, Kalman, float>(p, args...)
+                : with_width<Call, Linear, float>(p, args...);
 }
 
 int forward(const kla_scan_params& p) {
-  if (p.T == 1 && p.cu_seqlens == nullptr && p.checkpoints == nullptr)
+  const bool one = p.T == 1 && p.cu_seqlens == nullptr && p.checkpoints == nullptr;
+  if (one && p.model == KLA_MODEL_KALMAN)
     return p.compute == KLA_FLOAT64 ? run_step<double>(p) : run_step<float>(p);
   return with_types<ForwardCall>(p);
 }

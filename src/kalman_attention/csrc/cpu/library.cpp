@@ -41,7 +41,8 @@ int check(const kla_scan_params* p) {
   if (p == nullptr || p->abi != KLA_ABI_VERSION) return KLA_ERROR_ABI;
   if (p->B < 0 || p->T < 0 || p->N < 0 || p->D < 0 || p->R < 0) return KLA_ERROR_ARGUMENT;
   if (p->compute != KLA_FLOAT32 && p->compute != KLA_FLOAT64) return KLA_ERROR_ARGUMENT;
-  if (p->model != KLA_MODEL_KALMAN) return KLA_ERROR_ARGUMENT;
+  if (p->model != KLA_MODEL_KALMAN && p->model != KLA_MODEL_LINEAR) return KLA_ERROR_ARGUMENT;
+  if (p->N == 0 || p->D == 0 || p->threads < 1) return KLA_ERROR_ARGUMENT;
   if (p->pool == KLA_POOL_OPENMP && kla::pool_in_use() != KLA_POOL_OPENMP) return KLA_ERROR_ARGUMENT;
   return choose(p->isa) ? KLA_OK : KLA_ERROR_ISA;
 }

@@ -1,0 +1,262 @@
+"""``kla bench scan``: the engines side by side, forward and backward, over sequence length."""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from kalman_attention import KLAState, kla_step
+from kalman_attention.cli.measure import (
+    Shape,
+    available_memory,
+    fastest,
+    make_inputs,
+    peak_memory,
+    save_results,
+    scan_pass,
+)
+from kalman_attention.cli.table import render
+from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
+from kalman_attention.ops.selfcheck import Case, errors, make_call, misses, run_call
+
+PAPER = Shape(B=1, T=2048, D=960, N=16)
+MAD = Shape(B=172, T=128, D=128, N=8)
+LENGTHS = [2**i for i in range(7, 17)]
+PASSES = {"forward": False, "forward + backward": True}
+
+
+class Goal(NamedTuple):
+    """One line of the table of goals."""
+
+    case: str
+    against: str
+    measured: float
+    wanted: str
+    met: bool
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the verb."""
+    parser.add_argument("--only", choices=["goals", "sweep"], help="one of the two parts")
+    parser.add_argument("--engines", nargs="+", help="for the sweep; all usable ones by default")
+    parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, help="T of the sweep")
+    parser.add_argument("--batch", type=int, default=PAPER.B, help="B of the sweep")
+    parser.add_argument("--channels", type=int, default=PAPER.D, help="D of the sweep")
+    parser.add_argument("--slots", type=int, default=PAPER.N, help="N of the sweep")
+    parser.add_argument("--patience", type=float, default=20.0, help="seconds before giving up")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="where results go")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the engines, measure, print tables, write JSON and plots."""
+    device = torch.device("cpu")
+    default = resolve("auto", device, torch.float32)
+    usable = [e.name for e in ENGINES.values() if e.why_not(device, torch.float32) is None]
+    engines = args.engines or [REFERENCE, *usable]
+    if not _gate([name for name in engines if name != REFERENCE]):
+        return 1
+    results: dict[str, Any] = {"engine": default}
+    if args.only != "sweep":
+        goals = list(_goals(default))
+        rows = [[g.case, g.against, f"{g.measured:.2f}", g.wanted, _yes(g.met)] for g in goals]
+        print("\n" + render(["case", "against", "measured", "goal", "met"], rows), flush=True)
+        results["goals"] = [g._asdict() for g in goals]
+        save_results(args.out / "scan.json", results)
+    if args.only != "goals":
+        results["sweep"] = _sweep(args, engines)
+        save_results(args.out / "scan.json", results)
+        _print_sweep(results["sweep"], default)
+        _plot(results["sweep"], args.out)
+    print(f"\nresults: {args.out / 'scan.json'}")
+    return 0
+
+
+def _gate(engines: list[str]) -> bool:
+    """No speed without correctness: every engine must keep the accuracy contract first."""
+    call = make_call(Case(B=2, T=200, N=4, D=24, padding="random"))
+    truth = run_call(call, REFERENCE, torch.float64)
+    for engine in engines:
+        missed = misses(errors(run_call(call, engine, torch.float32), truth))
+        if missed:
+            print(f"engine {engine} is wrong ({missed}): not timed", file=sys.stderr)
+            return False
+    return True
+
+
+def _goals(engine: str) -> Iterator[Goal]:
+    yield _speed_up(engine, REFERENCE, PAPER, backward=False, wanted=40)
+    yield _speed_up(engine, REFERENCE, PAPER, backward=True, wanted=80)
+    yield _speed_up(engine, "torch_scan", PAPER, backward=True, wanted=100)
+    yield _speed_up(engine, REFERENCE, MAD, backward=True, wanted=15)
+    yield _step_speed_up(engine)
+    yield _extra_memory(engine)
+    yield _cost_per_token(engine)
+    yield _thread_speed_up(engine)
+
+
+def _speed_up(engine: str, other: str, shape: Shape, *, backward: bool, wanted: int) -> Goal:
+    inputs = make_inputs(shape, grad=backward)
+    runs = {name: scan_pass(inputs, name, backward=backward) for name in (engine, other)}
+    times = fastest(runs)
+    kind = "forward + backward" if backward else "forward"
+    case = f"{kind}, {shape}: {1e3 * times[engine]:.1f} ms"
+    against = f"{other}: {1e3 * times[other]:.0f} ms"
+    ratio = times[other] / times[engine]
+    return Goal(case, against, ratio, f">= {wanted} x", ratio >= wanted)
+
+
+def _step_speed_up(engine: str) -> Goal:
+    inputs = make_inputs(PAPER._replace(T=1), grad=False)
+    v, lam_v, k, q = (x[:, 0] for x in inputs[:4])
+    a_bar, p_bar = inputs[4:]
+    state = KLAState.unit_prior(1, PAPER.N, PAPER.D)
+
+    def stepper(name: str) -> Callable[[], None]:
+        def steps() -> None:
+            with torch.no_grad():
+                for _ in range(100):
+                    kla_step(v, lam_v, k, q, a_bar, p_bar, state, engine=name)
+
+        return steps
+
+    times = fastest({name: stepper(name) for name in (engine, REFERENCE)})
+    case = f"decode step, B=1 D={PAPER.D} N={PAPER.N}: {1e4 * times[engine]:.1f} us"
+    ratio = times[REFERENCE] / times[engine]
+    return Goal(case, f"torch ops: {1e4 * times[REFERENCE]:.1f} us", ratio, ">= 3 x", ratio >= 3)
+
+
+def _extra_memory(engine: str) -> Goal:
+    shape = Shape(B=1, T=65_536, D=256, N=16)
+    inputs = 4 * 2 * shape.B * shape.T * (shape.D + shape.N)
+    extra = peak_memory(shape, engine, backward=True)
+    ratio = float("inf") if extra is None else extra / (2 * inputs)
+    case = f"peak extra memory, forward + backward, {shape}: {(extra or 0) / 2**20:.0f} MiB"
+    against = f"inputs and gradients: {2 * inputs / 2**20:.0f} MiB"
+    return Goal(case, against, ratio, "<= 2 x", ratio <= 2)
+
+
+def _cost_per_token(engine: str) -> Goal:
+    shapes = {"long": PAPER._replace(T=65_536), "short": PAPER}
+    runs = {
+        name: scan_pass(make_inputs(shape, grad=True), engine, backward=True)
+        for name, shape in shapes.items()
+    }
+    times = fastest(runs, seconds=15.0)
+    cost = {name: 1e6 * times[name] / shape.T for name, shape in shapes.items()}
+    ratio = cost["long"] / cost["short"]
+    case = f"cost per token, T=65536, forward + backward: {cost['long']:.2f} us"
+    return Goal(case, f"T=2048: {cost['short']:.2f} us", ratio, "<= 1.1 x", ratio <= 1.1)
+
+
+def _thread_speed_up(engine: str) -> Goal:
+    shape = PAPER._replace(B=8)
+    inputs = make_inputs(shape, grad=True)
+    both = scan_pass(inputs, engine, backward=True)
+
+    def with_threads(count: int) -> Callable[[], None]:
+        def run_pass() -> None:
+            with _threads(count):
+                both()
+
+        return run_pass
+
+    times = fastest({str(n): with_threads(n) for n in (1, 2)}, seconds=8.0)
+    ratio = times["1"] / times["2"]
+    case = f"two threads, forward + backward, {shape}: {1e3 * times['2']:.0f} ms"
+    return Goal(case, f"one thread: {1e3 * times['1']:.0f} ms", ratio, ">= 1.7 x", ratio >= 1.7)
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _sweep(args: argparse.Namespace, engines: list[str]) -> dict[str, Any]:
+    """Times of every engine, length and pass; an engine that gives up says why and rests."""
+    shape = Shape(args.batch, PAPER.T, args.channels, args.slots)
+    sweep: dict[str, Any] = {"shape": f"B={shape.B} D={shape.D} N={shape.N}", "passes": {}}
+    for kind, backward in PASSES.items():
+        memory = {e: _bytes_per_token(shape, e, backward) for e in engines}
+        times: dict[str, dict[int, float]] = {e: {} for e in engines}
+        gave_up: dict[str, str] = {}
+        for T in sorted(args.lengths):
+            for engine in set(engines) - set(gave_up):
+                reason = _hopeless(T, times[engine], memory[engine], args.patience)
+                if reason:
+                    gave_up[engine] = reason
+            inputs = make_inputs(shape._replace(T=T), grad=backward)
+            active = [e for e in engines if e not in gave_up]
+            runs = {e: scan_pass(inputs, e, backward=backward) for e in active}
+            for engine, seconds in fastest(runs, seconds=3.0, most=20).items():
+                times[engine][T] = seconds
+            print(f"  {kind}, T = {T}: done", file=sys.stderr, flush=True)
+        sweep["passes"][kind] = {
+            e: {"seconds": times[e], "bytes_per_token": memory[e], "gave_up": gave_up.get(e)}
+            for e in engines
+        }
+    return sweep
+
+
+def _bytes_per_token(shape: Shape, engine: str, backward: bool) -> float | None:
+    """Extra memory per token, from the difference of two lengths."""
+    low, high = (peak_memory(shape._replace(T=T), engine, backward=backward) for T in (512, 1024))
+    return None if low is None or high is None else max(0.0, (high - low) / 512)
+
+
+def _hopeless(T: int, times: dict[int, float], memory: float | None, patience: float) -> str | None:
+    if memory is None:
+        return "failed in a child process"
+    if memory * T > 0.8 * available_memory():
+        return f"out of memory at T = {T}: would need {memory * T / 2**30:.0f} GiB"
+    if times and max(times.values()) * 2 > patience:
+        return f"over {patience:.0f} s at T = {T}"
+    return None
+
+
+def _print_sweep(sweep: dict[str, Any], default: str) -> None:
+    for kind, found in sweep["passes"].items():
+        lengths = sorted({T for row in found.values() for T in row["seconds"]})
+        print(f"\n{kind}, {sweep['shape']}, float32, milliseconds (ratio to {default})\n")
+        rows = []
+        for engine, row in found.items():
+            cells = []
+            for T in lengths:
+                ours, here = found.get(default, row)["seconds"].get(T), row["seconds"].get(T)
+                cells.append("-" if here is None else f"{1e3 * here:.1f}" + _ratio(here, ours))
+            per_token = row["bytes_per_token"]
+            cells.append("-" if per_token is None else f"{per_token / 1024:.1f}")
+            rows.append([engine, *cells])
+        header = ["engine", *(f"T={T}" for T in lengths), "KiB/token"]
+        print(render(header, rows))
+        for engine, row in found.items():
+            if row["gave_up"]:
+                print(f"  {engine}: {row['gave_up']}")
+
+
+def _ratio(seconds: float, ours: float | None) -> str:
+    return "" if ours is None else f" ({seconds / ours:.0f}x)" if seconds != ours else ""
+
+
+def _plot(sweep: dict[str, Any], folder: Path) -> None:
+    try:
+        from kalman_attention.plots.scaling import draw_scaling
+    except ModuleNotFoundError:
+        print("no plots: pip install 'kalman_attention[plot]'")
+        return
+    for kind in sweep["passes"]:
+        path = folder / f"scaling_{kind.replace(' + ', '_')}.png"
+        draw_scaling(path, sweep, kind)
+        print(f"plot: {path}")
+
+
+def _yes(met: bool) -> str:
+    return "yes" if met else "NO"

@@ -1,0 +1,157 @@
+"""How the benchmarks measure: interleaved minimum of times, peak memory in a child process."""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kalman_attention import __version__, kla_scan
+
+
+class Shape(NamedTuple):
+    """Sizes of one scan."""
+
+    B: int
+    T: int
+    D: int
+    N: int
+
+    def __str__(self) -> str:
+        return f"B={self.B} T={self.T} D={self.D} N={self.N}"
+
+
+def make_inputs(shape: Shape, *, grad: bool) -> list[Tensor]:
+    """Arguments of a scan as a trained layer would give them: v, lam_v, k, q, a_bar, p_bar."""
+    B, T, D, N = shape
+    generator = torch.Generator().manual_seed(0)
+
+    def uniform(*size: int) -> Tensor:
+        return torch.rand(size, generator=generator)
+
+    tensors = [
+        uniform(B, T, D) - 0.5,
+        0.1 + 2.0 * uniform(B, T, D),
+        (uniform(B, T, N) - 0.5) / N**0.5,
+        (uniform(B, T, N) - 0.5) / N**0.5,
+        0.9 + 0.0999 * uniform(N, D),
+        0.01 * uniform(N, D),
+    ]
+    return [x.requires_grad_(grad) for x in tensors]
+
+
+def scan_pass(inputs: list[Tensor], engine: str, *, backward: bool) -> Callable[[], None]:
+    """One forward pass, or one forward and backward pass, ready to be timed."""
+    if not backward:
+
+        def forward_only() -> None:
+            with torch.no_grad():
+                kla_scan(*inputs, engine=engine)
+
+        return forward_only
+    upstream = torch.ones_like(inputs[0])
+
+    def forward_backward() -> None:
+        torch.autograd.grad(kla_scan(*inputs, engine=engine).y, inputs, upstream)
+
+    return forward_backward
+
+
+def fastest(
+    runs: Mapping[str, Callable[[], None]], *, seconds: float = 4.0, most: int = 60
+) -> dict[str, float]:
+    """Least time of each run in seconds, taken in turns so that all see the same machine.
+
+    Args:
+        runs: what to time, by name; each is called once before the clock starts.
+        seconds: stop after a round when this much time has passed (at least two rounds).
+        most: at most this many rounds.
+    """
+    for call in runs.values():
+        call()
+    least = dict.fromkeys(runs, float("inf"))
+    began = time.perf_counter()
+    for turn in range(most):
+        for name, call in runs.items():
+            start = time.perf_counter()
+            call()
+            least[name] = min(least[name], time.perf_counter() - start)
+        if turn >= 1 and time.perf_counter() - began > seconds:
+            break
+    return least
+
+
+def peak_memory(shape: Shape, engine: str, *, backward: bool) -> int | None:
+    """Bytes that one pass needs beyond its inputs, by a child process; None if it died."""
+    job = json.dumps([list(shape), engine, backward, torch.get_num_threads()])
+    command = [sys.executable, "-m", "kalman_attention.cli.measure", job]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return int(done.stdout) if done.returncode == 0 else None
+
+
+def available_memory() -> int:
+    """Bytes of memory that can still be had."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def save_results(path: Path, results: dict[str, Any]) -> None:
+    """Write results as JSON, with the machine and the versions they belong to."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    about = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "kalman_attention": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+    }
+    path.write_text(json.dumps({"about": about, **results}, indent=2) + "\n")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]}, {len(names)} cores" if names else platform.machine()
+
+
+def _measure_in_child(job: str) -> None:
+    sizes, engine, backward, threads = json.loads(job)
+    torch.set_num_threads(threads)
+    # A first small call, so that libraries and threads are not counted.
+    scan_pass(make_inputs(Shape(1, 64, 8, 2), grad=backward), engine, backward=backward)()
+    call = scan_pass(make_inputs(Shape(*sizes), grad=backward), engine, backward=backward)
+    before = _resident("VmRSS")
+    call()
+    print(max(0, _resident("VmHWM") - before))
+
+
+def _resident(field: str) -> int:
+    """Resident bytes now (VmRSS) or at most so far (VmHWM).
+
+    Not ru_maxrss where it can be avoided: on Linux a child inherits its parent's.
+    """
+    status = Path("/proc/self/status")
+    if not status.exists():
+        unit = 1 if sys.platform == "darwin" else 1024
+        return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    line = next(x for x in status.read_text().splitlines() if x.startswith(field))
+    return 1024 * int(line.split()[1])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Internal: peak memory of one pass.")
+    parser.add_argument("job")
+    _measure_in_child(parser.parse_args().job)

@@ -1,0 +1,146 @@
+"""How a call reaches the native library: tensors in, two packed structs out.
+
+The C structs consist of 64-bit words only, so a call packs plain integers instead of filling a
+ctypes structure field by field, which would cost more than a decode step.
+"""
+
+import struct
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kalman_attention.ops.contract import CHUNK, compute_dtype
+from kalman_attention.ops.cpu.library import ABI_VERSION, ISA, POOL, check, load
+
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+PARAMS = struct.Struct("=41q")
+NO_ARRAY = (0, 0, 0, 0)
+KALMAN, LINEAR = 0, 1
+
+_GRADS = struct.Struct("=18q")
+
+
+class Call(NamedTuple):
+    """The inputs of a scan, in the letters of the Kalman scan (see ``csrc/kla_scan.h``)."""
+
+    model: int
+    v: Tensor
+    lam_v: Tensor
+    k: Tensor
+    q: Tensor
+    a_bar: Tensor
+    p_bar: Tensor | None
+    mean_0: Tensor
+    variance_0: Tensor | None
+    mask: Tensor | None
+    cu_seqlens: Tensor | None
+
+
+class Outputs(NamedTuple):
+    """Where a forward pass writes, and where a backward pass finds the checkpoints."""
+
+    y: Tensor | None = None
+    y_var: Tensor | None = None
+    mean: Tensor | None = None
+    variance: Tensor | None = None
+    checkpoints: Tensor | None = None
+
+
+def prepare(call: Call) -> Call:
+    """Rows with a contiguous last axis, dense dynamics and states; copies only what is not so."""
+    dtype = compute_dtype(call.v.dtype)
+    cu_seqlens = call.cu_seqlens
+    if cu_seqlens is not None:
+        cu_seqlens = dense(cu_seqlens, torch.int64)
+    return Call(
+        call.model,
+        rows(call.v),
+        rows(call.lam_v),
+        rows(call.k),
+        rows(call.q),
+        dense(call.a_bar, dtype),
+        None if call.p_bar is None else dense(call.p_bar, dtype),
+        dense(call.mean_0, dtype),
+        None if call.variance_0 is None else dense(call.variance_0, dtype),
+        call.mask,
+        cu_seqlens,
+    )
+
+
+def new_checkpoints(call: Call, fields: int) -> Tensor:
+    """Room for ``fields`` saved states per chunk; slots that documents leave out are 0."""
+    (B, T, _), (R, N, D) = call.v.shape, call.mean_0.shape
+    if call.cu_seqlens is None:
+        return torch.empty(fields, B * -(-T // CHUNK), N, D, dtype=call.mean_0.dtype)
+    return torch.zeros(fields, T // CHUNK + R, N, D, dtype=call.mean_0.dtype)
+
+
+def run_forward(call: Call, outputs: Outputs, isa: str, pool: str) -> None:
+    """Run a forward pass on prepared tensors."""
+    check(load().kla_scan_forward(_pack(call, outputs, isa, pool)))
+
+
+def run_backward(
+    call: Call,
+    checkpoints: Tensor,
+    inputs: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None],
+    grads: tuple[Tensor | None, ...],
+    isa: str,
+    pool: str,
+) -> None:
+    """Run a backward pass.
+
+    Args:
+        call: prepared tensors of the forward pass.
+        checkpoints: what it saved.
+        inputs: gradients by y, y_var, mean, variance; None counts as 0.
+        grads: the eight arrays to write, in the order of ``ScanGrads``.
+        isa: instruction set.
+        pool: thread pool.
+    """
+    dtype = call.mean_0.dtype
+    dy, dy_var = (None if x is None else rows(x) for x in inputs[:2])
+    dmean, dvariance = (None if x is None else dense(x, dtype) for x in inputs[2:])
+    packed = _GRADS.pack(
+        *_array(dy), *_array(dy_var), at(dmean), at(dvariance), *(at(x) for x in grads)
+    )
+    outputs = Outputs(checkpoints=dense(checkpoints, dtype))
+    check(load().kla_scan_backward(_pack(call, outputs, isa, pool), packed))
+
+
+def rows(x: Tensor) -> Tensor:
+    """The same values with a contiguous last axis."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def dense(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same values, contiguous and in ``dtype``."""
+    # Asking first is ten times cheaper than a Tensor.to that has nothing to do.
+    return x.contiguous() if x.dtype is dtype else x.to(dtype).contiguous()
+
+
+def at(x: Tensor | None) -> int:
+    """Address of x; 0 for None."""
+    return 0 if x is None else x.data_ptr()
+
+
+def _array(x: Tensor | None) -> tuple[int, int, int, int]:
+    if x is None:
+        return NO_ARRAY
+    return (x.data_ptr(), x.stride(0), x.stride(1), DTYPES[x.dtype])
+
+
+def _pack(call: Call, out: Outputs, isa: str, pool: str) -> bytes:
+    (B, T, D), (R, N, _), mask = call.v.shape, call.mean_0.shape, call.mask
+    return PARAMS.pack(
+        *(ABI_VERSION, call.model, DTYPES[call.mean_0.dtype], ISA[isa], POOL[pool]),
+        *(torch.get_num_threads(), B, T, N, D, R),
+        *_array(call.v),
+        *_array(call.lam_v),
+        *_array(call.k),
+        *_array(call.q),
+        *(NO_ARRAY if mask is None else (mask.data_ptr(), *mask.stride(), 0)),
+        *(at(call.a_bar), at(call.p_bar), at(call.mean_0), at(call.variance_0)),
+        *(at(call.cu_seqlens), *(at(x) for x in out)),
+    )

@@ -1,0 +1,78 @@
+"""The fused first-order scan of the native engine, for baselines: Mamba's selective scan.
+
+With state h ``[R, N, D]``: ``h' = exp(dt A) h + dt B x`` and ``y = sum_n C h'``.
+"""
+
+import torch
+from torch import Tensor
+
+from kalman_attention.ops.contract import LinearScanGrads, LinearScanInputs, LinearScanResult
+from kalman_attention.ops.cpu.call import (
+    LINEAR,
+    Call,
+    Outputs,
+    new_checkpoints,
+    prepare,
+    run_backward,
+    run_forward,
+)
+
+
+def linear_forward(
+    inputs: LinearScanInputs, *, save: bool, isa: str = "auto", pool: str = "auto"
+) -> LinearScanResult:
+    """Scan every row.
+
+    Args:
+        inputs: validated arguments on the CPU.
+        save: keep the state before each chunk, for ``linear_backward``.
+        isa: instruction set, for tests.
+        pool: thread pool, for tests.
+
+    Returns:
+        Outputs, last states and checkpoints.
+    """
+    call = _call(inputs)
+    y = torch.empty(inputs.x.shape, dtype=inputs.x.dtype)
+    h = torch.empty_like(call.mean_0)
+    checkpoints = new_checkpoints(call, 1) if save else None
+    run_forward(call, Outputs(y=y, mean=h, checkpoints=checkpoints), isa, pool)
+    return LinearScanResult(y, h, checkpoints)
+
+
+def linear_backward(
+    inputs: LinearScanInputs,
+    checkpoints: Tensor,
+    dy: Tensor | None,
+    dh: Tensor | None,
+    *,
+    isa: str = "auto",
+    pool: str = "auto",
+) -> LinearScanGrads:
+    """Exact gradients of the six floating inputs.
+
+    Args:
+        inputs: the arguments of the forward pass.
+        checkpoints: what it saved.
+        dy: gradient by y, or None for 0.
+        dh: gradient by the last state, or None for 0.
+        isa: instruction set, for tests.
+        pool: thread pool, for tests.
+
+    Returns:
+        Gradients in the shapes and dtypes of the inputs.
+    """
+    call = _call(inputs)
+    x, dt, B, C, A, h_0 = (
+        torch.empty(t.shape, dtype=t.dtype)
+        for t in (inputs.x, inputs.dt, inputs.B, inputs.C, call.a_bar, call.mean_0)
+    )
+    grads = (x, dt, B, C, A, None, h_0, None)
+    run_backward(call, checkpoints, (dy, None, dh, None), grads, isa, pool)
+    found = LinearScanGrads(x, dt, A, B, C, h_0)
+    return LinearScanGrads(*(g.to(t.dtype) for g, t in zip(found, inputs[:6], strict=True)))
+
+
+def _call(inputs: LinearScanInputs) -> Call:
+    x, dt, A, B, C, h_0, mask, cu_seqlens = inputs
+    return prepare(Call(LINEAR, x, dt, B, C, A, None, h_0, None, mask, cu_seqlens))
