@@ -1,10 +1,11 @@
 """``generate`` with our cache, and how sure the model was of every token it chose."""
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationMixin
+from transformers import GenerationConfig, GenerationMixin
 
 from kalman_attention.models.generation import TokenUncertainty
 from kalman_attention.models.hf.caching_kla import adopt
@@ -20,6 +21,7 @@ class KLAGenerationMixin(GenerationMixin):
     def generate(
         self,
         inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
         *args: Any,
         output_uncertainty: bool = False,
         num_samples: int = 0,
@@ -29,14 +31,15 @@ class KLAGenerationMixin(GenerationMixin):
 
         Args:
             inputs: prompts, ``[B, T]``; ``input_ids=`` or ``inputs_embeds=`` do as well.
-            *args: of transformers.
+            generation_config: of transformers.
+            *args: likewise.
             output_uncertainty: return transformers' dictionary (``return_dict_in_generate``) with
                 an entry ``uncertainty``, a ``TokenUncertainty`` of ``[rows, new tokens]`` each:
                 the model's own distribution, before temperature, beams or other processing. It
                 comes from one more pass over the finished sequences, so it is the same for every
                 way of generating. NaN after the end of a row.
             num_samples: predict with so many posterior samples (KLA+).
-            **kwargs: of transformers.
+            **kwargs: likewise.
 
         Returns:
             What transformers returns.
@@ -44,17 +47,21 @@ class KLAGenerationMixin(GenerationMixin):
         if num_samples:
             kwargs["num_samples"] = num_samples
         if not output_uncertainty:
-            return super().generate(inputs, *args, **kwargs)
+            return super().generate(inputs, generation_config, *args, **kwargs)
         if kwargs.get("past_key_values") is not None:
             raise ValueError(
                 "output_uncertainty needs the whole prompt: leave past_key_values out, or use "
                 "model.uncertainty on the text."
             )
         ids, embeds = kwargs.pop("input_ids", inputs), kwargs.get("inputs_embeds")
-        options = {**kwargs, "generation_config": args[0]} if args else kwargs
-        kwargs["attention_mask"] = mask = _prompt_mask(self, ids, options)
-        kwargs["return_dict_in_generate"] = True
-        out = super().generate(ids, *args, **kwargs)
+        options = {**kwargs, "generation_config": generation_config}
+        mask = _prompt_mask(self, ids, options)
+        if generation_config is None:
+            kwargs["return_dict_in_generate"] = True
+        else:
+            generation_config = copy.deepcopy(generation_config)
+            generation_config.return_dict_in_generate = True
+        out = super().generate(ids, generation_config, *args, **{**kwargs, "attention_mask": mask})
         # Of a prompt of embeddings, transformers returns the new tokens only.
         tokens = out.sequences[:, 0 if ids is None else ids.shape[1] :]
         prompt = self.get_input_embeddings()(ids) if embeds is None else embeds

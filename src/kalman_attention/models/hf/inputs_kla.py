@@ -47,6 +47,10 @@ def packed_borders(position_ids: Tensor | None, length: int) -> Tensor | None:
     return torch.cat([starts, starts.new_tensor([length])])
 
 
-def shift_labels(labels: Tensor) -> Tensor:
-    """Targets: the label of the next token, and none for the last."""
-    return torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
+def next_labels(labels: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Targets of every position: the label of the next token; -100 for the last and in padding."""
+    targets = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].contiguous()
+    if attention_mask is None:
+        return targets
+    padding = attention_mask[:, attention_mask.shape[1] - labels.shape[1] :] == 0
+    return targets.masked_fill(padding, -100)

@@ -20,7 +20,7 @@ from kalman_attention.models.block import Block
 from kalman_attention.models.hf.caching_kla import adopt
 from kalman_attention.models.hf.configuration_kla import KLAConfig
 from kalman_attention.models.hf.generation_kla import KLAGenerationMixin
-from kalman_attention.models.hf.inputs_kla import packed_borders, real_tokens, shift_labels
+from kalman_attention.models.hf.inputs_kla import next_labels, packed_borders, real_tokens
 from kalman_attention.models.language_model import Embedding, Head, LanguageModel
 from kalman_attention.models.output import ModelReadout
 from kalman_attention.models.uncertainty import Uncertainty, draw, predict_marginal
@@ -64,6 +64,17 @@ class KLAPreTrainedModel(PreTrainedModel):
     # A belief cannot go back to an earlier token: rules out assisted generation.
     _is_stateful = True
     _supports_sdpa = True
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; process noise that is fixed stays fixed."""
+        found = super().from_pretrained(*args, **kwargs)
+        model = found[0] if isinstance(found, tuple) else found
+        # Loading replaces the parameters by trainable ones.
+        for prior in (x for x in model.modules() if isinstance(x, LatentPrior)):
+            if prior.raw_p is not None and prior.config.process_noise == "fixed":
+                prior.raw_p.requires_grad_(False)
+        return found
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -284,6 +295,14 @@ class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
         """Replace the token embedding."""
         self.model.set_input_embeddings(value)
 
+    def set_output_embeddings(self, value: nn.Linear) -> None:
+        """Replace the head; it stays one that ``param_groups`` knows as such."""
+        if not isinstance(value, Head):
+            weight = value.weight
+            value = Head(value.in_features, value.out_features, bias=False, device="meta")
+            value.weight = weight
+        self.lm_head = value
+
     @classmethod
     def from_native(cls, native: LanguageModel, **options: Any) -> "KLAForCausalLM":
         """A native model behind this interface; the modules are shared, nothing is copied.
@@ -337,7 +356,8 @@ class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
             past_key_values: likewise.
             inputs_embeds: likewise.
             labels: the tokens themselves, ``[B, T]``, -100 where they do not count; the shift by
-                one happens here. Scored as ``config.loss`` says.
+                one happens here. Scored as ``config.loss`` says. Padding predicts nothing: the
+                first token of a left-padded row is no target.
             use_cache: likewise.
             output_hidden_states: likewise.
             return_dict: likewise.
@@ -371,11 +391,13 @@ class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
         else:
             logits = self._logits(found.last_hidden_state[:, kept])
         loss = None
-        if labels is not None and marginal:
-            loss = self._marginal_loss(found.readout, labels, **kwargs)
-        elif labels is not None:
-            size = self.config.vocab_size
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=size, **kwargs)
+        if labels is not None:
+            kwargs.setdefault("shift_labels", next_labels(labels, attention_mask))
+            loss = (
+                self._marginal_loss(found.readout, **kwargs)
+                if marginal
+                else self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+            )
         out = KLACausalLMOutput(
             loss=loss,
             logits=logits,
@@ -433,14 +455,13 @@ class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
         ]
         return torch.cat([part.log_probs for part in parts], 1)
 
-    def _marginal_loss(self, read: ModelReadout, labels: Tensor, **kwargs: Any) -> Tensor:
-        targets = kwargs.get("shift_labels")
+    def _marginal_loss(self, read: ModelReadout, shift_labels: Tensor, **kwargs: Any) -> Tensor:
         count = kwargs.get("num_items_in_batch")
         loss = marginal_nll(
             self.write,
             read.mean,
             read.variance,
-            shift_labels(labels) if targets is None else targets,
+            shift_labels,
             context=read.context,
             num_samples=self.config.loss_samples,
             reduction="mean" if count is None else "sum",
