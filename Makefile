@@ -5,10 +5,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test test-hf-newest lint format bench clean
 
 help:            ## show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
 
 NATIVE := CMakeLists.txt $(wildcard src/kalman_attention/csrc/*.h src/kalman_attention/csrc/cpu/*)
 
@@ -25,6 +25,15 @@ test: $(STAMP)   ## set up, lint, type-check and run all tests
 	@$(MAKE) --no-print-directory lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
 
+# torch stays as pinned; transformers and all it brings are the newest that pyproject.toml allows.
+test-hf-newest:  ## run the tests of the adapter with the newest transformers
+	$(PYTHON) -m venv $(VENV)-hf
+	grep '^torch==' constraints.txt > $(VENV)-hf/torch.txt
+	$(VENV)-hf/bin/pip install -q --disable-pip-version-check --upgrade \
+		--upgrade-strategy eager -c $(VENV)-hf/torch.txt -e '.[dev,hf,plot]'
+	$(VENV)-hf/bin/pip list --disable-pip-version-check | grep -E '^(torch|transformers) '
+	OMP_NUM_THREADS=1 $(VENV)-hf/bin/python -m pytest -n 2 -q tests/models/hf
+
 lint: $(STAMP)   ## formatter, linter, type checker
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -38,4 +47,4 @@ bench: $(STAMP)  ## speed of the engines on this machine
 	$(BIN)/kla bench scan
 
 clean:           ## remove the environment and everything generated
-	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-hf build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

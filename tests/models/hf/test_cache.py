@@ -91,7 +91,7 @@ def test_rows_can_be_reordered_repeated_and_selected(plan):
 def test_a_belief_cannot_be_cropped_but_attention_can():
     model = small("kla + attention")
     cache = model(text(1, 5)).past_key_values
-    assert not cache.is_croppable
+    assert not getattr(cache, "is_croppable", False)  # newer than the oldest release we take
     with pytest.raises(ValueError, match="cannot be taken back"):
         cache.crop(-1)
     cache.crop(0)

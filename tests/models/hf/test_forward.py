@@ -202,3 +202,15 @@ def test_uncertainty():
     assert found.variance[0] is None
     for one, other in zip(found[2:], expected[2:], strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.slow
+def test_compiled_training_step():
+    model, ids = small("attention + kla"), text(2, 9)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    mask = torch.ones_like(ids)
+    for options in ({}, {"attention_mask": mask}):
+        found = compiled(ids, labels=ids, use_cache=False, **options)
+        expected = model(ids, labels=ids, use_cache=False)
+        torch.testing.assert_close(found.loss, expected.loss)
+        torch.testing.assert_close(found.logits, expected.logits, **CLOSE)

@@ -78,6 +78,16 @@ def test_flattened_batches_keep_documents_apart(tmp_path):
     assert losses[-1] < 0.9 * losses[0]
 
 
+def test_evaluation_and_prediction(tmp_path):
+    arguments = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True, disable_tqdm=True)
+    model, data = small("attention + kla"), Words(16)
+    trainer = Trainer(model, arguments, eval_dataset=data)
+    expected = model(data.rows, labels=data.rows)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected.loss.item(), rel=1e-5)
+    found = torch.from_numpy(trainer.predict(data).predictions)
+    torch.testing.assert_close(found, expected.logits, rtol=1e-5, atol=1e-5)
+
+
 def test_checkpoints_resume(tmp_path):
     options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     whole = train(small(hidden_size=32), tmp_path, **options)

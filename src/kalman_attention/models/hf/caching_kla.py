@@ -131,6 +131,9 @@ class BeliefCacheLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
 class AttentionCacheLayer(DynamicLayer):
     """Keys and values of one attention block, and which of their places hold a token."""
 
+    keys: Any
+    values: Any
+
     def __init__(self) -> None:
         super().__init__()
         self.real: Tensor | None = None
@@ -154,8 +157,9 @@ class AttentionCacheLayer(DynamicLayer):
 
     def reset(self) -> None:
         """Forget everything."""
-        self.real = None
-        super().reset()
+        # By hand: some releases of transformers keep zeros of the same length.
+        self.keys, self.values, self.real = None, None, None
+        self.is_initialized = False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Let every row go on from the beam it was chosen from."""

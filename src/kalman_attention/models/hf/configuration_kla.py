@@ -1,6 +1,6 @@
 """Options of a KLA language model in HuggingFace's words, flat, as ``config.json`` holds them."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from transformers import PreTrainedConfig
 
@@ -100,7 +100,7 @@ class KLAConfig(PreTrainedConfig):
     """
 
     model_type = "kla"
-    keys_to_ignore_at_inference = ("past_key_values", "variances", "readout")
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "variances", "readout"]
 
     vocab_size: int = 32_768
     hidden_size: int = 496
