@@ -1,6 +1,9 @@
 """What ``auto`` means, with and without the native library."""
 
+import re
 import warnings
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,14 +28,14 @@ def test_auto_elsewhere_is_plain_torch() -> None:
 
 
 def test_without_the_library_a_call_works_and_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(library, "LIBRARY", tmp_path / "_kla_cpu.so")
-    library._open.cache_clear()
+    missing = replace(engines.ENGINES["cpu"], missing="the library was not built; do this")
+    monkeypatch.setitem(engines.ENGINES, "cpu", missing)
     engines._warn_slow.cache_clear()
     args = [x.float() for x in make_call(Case(B=1, T=5, N=2, D=3)).tensors[:6]]
     try:
-        with pytest.warns(UserWarning, match=r"slow torch engine.*a C\+\+17 compiler"):
+        with pytest.warns(UserWarning, match="slow torch engine.*was not built; do this"):
             out = kla_scan(*args)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -41,18 +44,21 @@ def test_without_the_library_a_call_works_and_says_so_once(
             kla_scan(*args, engine="cpu")
     finally:
         monkeypatch.undo()
-        library._open.cache_clear()
         engines._warn_slow.cache_clear()
     assert torch.equal(out.y, again.y)
     torch.testing.assert_close(out.y, kla_scan(*args).y)
 
 
-def test_a_broken_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    broken = tmp_path / "_kla_cpu.so"
-    broken.write_bytes(b"not a library")
-    monkeypatch.setattr(library, "LIBRARY", broken)
+def test_a_missing_or_broken_library_is_explained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     library._open.cache_clear()
+    path = tmp_path / "_kla_cpu.so"
+    monkeypatch.setattr(library, "LIBRARY", path)
     try:
+        assert re.search(r"was not built.*with a C\+\+17 compiler", str(library.why_not()))
+        path.write_bytes(b"not a library")
+        library._open.cache_clear()
         assert "cannot be opened" in str(library.why_not())
     finally:
         monkeypatch.undo()

@@ -18,7 +18,7 @@ def value_precision(x: Tensor, link: PrecisionLink, floor: float) -> Tensor:
     """
     x = x if x.dtype == torch.float64 else x.float()
     if link == "inverse_softplus":
-        return (nn.functional.softplus(x) + floor).reciprocal()
+        return nn.functional.softplus(x).add_(floor).reciprocal_()
     if link == "softplus":
         return nn.functional.softplus(x) + floor
     return torch.exp(x)

@@ -6,10 +6,9 @@ a call raises and names one that can; nothing is swapped silently.
 
 import functools
 import importlib
-import importlib.util
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -31,7 +30,8 @@ class Engine:
         dtypes: dtypes of v it serves.
         location: ``module`` or ``module:attribute`` that has forward and backward.
         eager_only: cannot run inside a compiled or exported graph.
-        missing: says what is missing on this machine, or None.
+        missing: what it lacks on this machine, or None. Plain data, found out at import, so that
+            the choice of an engine can be traced by compilers.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Engine:
     location: str
     dtypes: tuple[torch.dtype, ...] = _FLOATS
     eager_only: bool = False
-    missing: Callable[[], str | None] = lambda: None
+    missing: str | None = None
 
     def load(self) -> EngineModule:
         """Import the engine."""
@@ -55,8 +55,7 @@ class Engine:
             return f"it takes {names}, v is {str(dtype).removeprefix('torch.')}"
         if self.eager_only and torch.compiler.is_compiling():
             return "it does not run inside compiled or exported graphs"
-        missing: str | None = _missing(self.name)
-        return missing
+        return self.missing
 
 
 @functools.cache
@@ -66,14 +65,9 @@ def _load(location: str) -> EngineModule:
     return cast(EngineModule, getattr(found, attribute) if attribute else found)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _missing(name: str) -> str | None:
-    """What engine ``name`` lacks on this machine. A constant for graphs: nothing to trace here."""
-    return ENGINES[name].missing()
-
-
 def _torch_scan_missing() -> str | None:
-    if importlib.util.find_spec("torch._higher_order_ops.associative_scan") is None:
+    # Looked up, not imported: what is behind it takes a second to load.
+    if not (Path(torch.__file__).parent / "_higher_order_ops" / "associative_scan.py").exists():
         return f"torch {torch.__version__} has no torch._higher_order_ops.associative_scan"
     return None
 
@@ -88,7 +82,7 @@ ENGINES = {
             summary="fused native loop, vectorised over channels and threaded",
             devices=("cpu",),
             location=f"{_PACKAGE}.cpu",
-            missing=library.why_not,
+            missing=library.why_not(),
         ),
         Engine(
             name="associative",
@@ -108,7 +102,7 @@ ENGINES = {
             devices=("cpu", "cuda"),
             location=f"{_PACKAGE}.expanded:torch_associative",
             eager_only=True,  # torch's scan uses vmap inside, which fails under dispatch modes
-            missing=_torch_scan_missing,
+            missing=_torch_scan_missing(),
         ),
     )
 }
@@ -156,12 +150,11 @@ def _auto(device: torch.device, dtype: torch.dtype) -> str:
         reason = engine.why_not(device, dtype)
         if reason is None:
             return engine.name
-        if engine.name == NATIVE and device.type == "cpu":
+        if engine.name == NATIVE and device.type == "cpu" and not torch.compiler.is_compiling():
             _warn_slow(reason)
     return REFERENCE
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 @functools.cache
 def _warn_slow(reason: str) -> None:
     """Say once that the fast engine is missing; the call goes on, some fifty times slower."""

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 def plot_decode_speed(
     contexts: Sequence[int], milliseconds: Mapping[str, Sequence[float]]
 ) -> Figure:
-    """One line per model, both axes logarithmic.
+    """One line per model; the context axis is logarithmic.
 
     Args:
         contexts: context lengths.
@@ -22,7 +22,8 @@ def plot_decode_speed(
     for name, times in milliseconds.items():
         axis.plot(contexts, times, marker="o", label=name)
     axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
+    axis.set_xticks(contexts, [f"{context:,}" for context in contexts])
+    axis.set_ylim(bottom=0.0)
     axis.set_xlabel("context (tokens)")
     axis.set_ylabel("time per token (ms)")
     axis.grid(alpha=0.3)

@@ -145,7 +145,6 @@ struct Backward {
     };
     const bool last = end == row.chunks();  // nothing of this row has been walked yet
     read(kA, p.a_bar, 0);
-    x.state.split_decays(size);
     read(kP, p.p_bar, 0);
     read(kDmu, last ? g.dmean : g.dmean_0, r);
     read(kDs, last ? g.dvariance : g.dvariance_0, r);

@@ -54,7 +54,6 @@ void forward_task(const kla_scan_params& p, const Groups& groups, int64_t r, int
     if (dst) x.state.store(field, state_row<T>(dst, p, at), p.D, d0, size);
   };
   read(kA, p.a_bar, 0);
-  x.state.split_decays(size);
   read(kP, p.p_bar, 0);
   read(kMu, p.mean_0, r);
   read(kS, p.variance_0, r);

@@ -32,7 +32,7 @@ struct Kalman {
         const V kn = splat(k[n]), k2n = splat(k2[n]), qn = splat(q[n]);
         for (int w = 0; w < W; ++w) {
           T* lane = x + w * L;
-          const auto next = filter_step<V>(load_decay<X>(lane), load(lane + kP * X), k2n * lam_v[w],
+          const auto next = filter_step<V>(load(lane + kA * X), load(lane + kP * X), k2n * lam_v[w],
                                            kn * lv[w], load(lane + kS * X), load(lane + kMu * X));
           store(lane + kS * X, next.s);
           store(lane + kMu * X, next.mu);
@@ -72,7 +72,7 @@ struct Kalman {
         for (int w = 0; w < W; ++w) {
           const T* lane = x + w * L;
           T *now = at + w * L, *after = now + step;
-          const auto next = filter_step<V>(load_decay<X>(lane), load(lane + kP * X), k2n * lam_v[w],
+          const auto next = filter_step<V>(load(lane + kA * X), load(lane + kP * X), k2n * lam_v[w],
                                            kn * lv[w], load(now + kPathS * X), load(now + kPathMu * X));
           store(after + kPathS * X, next.s);
           store(after + kPathMu * X, next.mu);
@@ -114,7 +114,7 @@ struct Kalman {
           const V dmu = load(lane + kDmu * X) + qn * dy[w];
           V ds = load(lane + kDs * X);
           if (VAR) ds += (qn * qn) * dy_var[w];
-          const auto g = filter_adjoint<V>(load_decay<X>(lane), k2n * lam_v[w], kn * lv[w],
+          const auto g = filter_adjoint<V>(load(lane + kA * X), k2n * lam_v[w], kn * lv[w],
                                            load(now + kPathS * X), load(now + kPathMu * X), s_new,
                                            load(now + kPathR * X), dmu, ds);
           store(lane + kDmu * X, g.dmu);

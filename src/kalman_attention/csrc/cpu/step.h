@@ -31,7 +31,7 @@ KLA_INLINE void step_lane(T k, T q, const T* a, const T* p, const T* lam_v, cons
     return value;
   };
   const auto put = [](T* x, V value) { memcpy(x, &value, sizeof(V)); };
-  const auto next = filter_step<V>(split_decay<V>(at(a)), at(p), (k * k) * at(lam_v), k * at(lv), at(s), at(mu));
+  const auto next = filter_step<V>(at(a), at(p), (k * k) * at(lam_v), k * at(lv), at(s), at(mu));
   put(s_new, next.s);
   put(mu_new, next.mu);
   put(y, at(y) + q * next.mu);

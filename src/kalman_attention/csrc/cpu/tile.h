@@ -4,17 +4,13 @@
 
 #include <cstring>
 
-#include "../lane.h"
 #include "plan.h"
 
 namespace kla {
 namespace KLA_ISA_NAMESPACE {
 
 // What a task keeps per slot and channel. The adjoint half is only there in the backward pass.
-enum Field {
-  kS, kMu, kA, kKeep, kRest, kP, kForwardFields,
-  kDmu = kForwardFields, kDs, kDa, kDp, kBackwardFields
-};
+enum Field { kS, kMu, kA, kP, kForwardFields, kDmu = kForwardFields, kDs, kDa, kDp, kBackwardFields };
 
 // The channels of a group cut into tiles of W vectors; [tiles, N, fields, lanes of a tile]. The fields of
 // a slot lie side by side, so that a core loop walks one pointer and no two streams share a cache set.
@@ -43,17 +39,6 @@ struct Tiles {
       }
   }
 
-  // Completes what follows from kA.
-  void split_decays(int64_t size) const {
-    for (int64_t d = 0; d < size; d += kTile)
-      for (int64_t n = 0; n < N; ++n)
-        for (int i = 0; i < kTile; ++i) {
-          const auto f = split_decay(at(d, n, kA)[i]);
-          at(d, n, kKeep)[i] = f.keep;
-          at(d, n, kRest)[i] = f.rest;
-        }
-  }
-
   void store(int field, T* dst, int64_t D, int64_t d0, int64_t size) const {
     for (int64_t d = 0; d < size; d += kTile)
       for (int64_t n = 0; n < N; ++n)
@@ -72,12 +57,6 @@ struct Tiles {
       }
   }
 };
-
-// The decay of one vector of lanes, whose fields are X numbers apart.
-template <int X, class T>
-KLA_INLINE Decay<Vec<T>> load_decay(const T* lane) {
-  return {load(lane + kA * X), load(lane + kKeep * X), load(lane + kRest * X)};
-}
 
 // A chunk replayed for one tile and a block of slots, [chunk + 1, slots, 3, lanes of a tile]: the belief
 // before each token and the r of the token.

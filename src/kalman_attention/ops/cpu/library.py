@@ -1,6 +1,6 @@
 """Finds and loads the shared library of the native CPU engine, and says why when it cannot.
 
-Importing this module never fails and loads nothing; the library is opened at first use.
+Importing this module never fails; the library is opened when it is first asked for.
 """
 
 import ctypes
