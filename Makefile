@@ -5,16 +5,16 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench sanitize emulate-avx512 clean
+.PHONY: help demo test test-hf-newest lint format bench sanitize emulate-avx512 clean
 
 help:            ## show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
 
 NATIVE := CMakeLists.txt $(wildcard src/kalman_attention/csrc/*.h src/kalman_attention/csrc/cpu/*)
 
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,plot]'
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,hf,plot]'
 	@touch $@
 
 demo: $(STAMP)   ## set up, then filter a noisy signal and draw the belief
@@ -24,6 +24,15 @@ demo: $(STAMP)   ## set up, then filter a noisy signal and draw the belief
 test: $(STAMP)   ## set up, lint, type-check and run all tests
 	@$(MAKE) --no-print-directory lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+
+# torch stays as pinned; transformers and all it brings are the newest that pyproject.toml allows.
+test-hf-newest:  ## run the tests of the adapter with the newest transformers
+	$(PYTHON) -m venv $(VENV)-hf
+	grep '^torch==' constraints.txt > $(VENV)-hf/torch.txt
+	$(VENV)-hf/bin/pip install -q --disable-pip-version-check --upgrade \
+		--upgrade-strategy eager -c $(VENV)-hf/torch.txt -e '.[dev,hf,plot]'
+	$(VENV)-hf/bin/pip list --disable-pip-version-check | grep -E '^(torch|transformers) '
+	OMP_NUM_THREADS=1 $(VENV)-hf/bin/python -m pytest -n 2 -q tests/models/hf
 
 lint: $(STAMP)   ## formatter, linter, type checker
 	$(BIN)/ruff format --check .
@@ -52,4 +61,4 @@ emulate-avx512: $(STAMP) ## the kernel's 64-byte vectors on a machine that has o
 	$(BIN)/python -m pytest -q -p no:xdist tests/ops -k "(cpu or linear) and not inductor"
 
 clean:           ## remove the environment and everything generated
-	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-hf build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

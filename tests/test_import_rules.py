@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "data": ("_typing",),
     "train": _RUNS,
     "evaluation": _RUNS,
+    "hf": ("models",),
     "plots": ("_typing", "filtering.identities"),
     "recipes": (*_RUNS, "train", "evaluation"),
     "cli": (*_RUNS, "train", "evaluation", "plots", "recipes", "__init__"),
@@ -38,7 +39,7 @@ MAY_IMPORT = {
 
 ONLY_IN = {
     "matplotlib": ("plots",),
-    "transformers": ("models.hf", "cli.bench_layer"),
+    "transformers": ("hf", "models.hf", "cli.bench_layer"),
     "lm_eval": ("evaluation.zero_shot",),
     "triton": ("ops.triton",),
     "ctypes": ("ops.cpu", "ops.cuda", "ops.triton"),

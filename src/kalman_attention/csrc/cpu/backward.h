@@ -59,7 +59,7 @@ struct Backward {
       : p(params),
         g(grads),
         threads(useful_threads(params)),
-        groups(params, threads),
+        groups(params, threads, W * kLanes<T>),
         waves(params, groups) {}
 
   using Scratch = BackwardScratch<T, W>;

@@ -72,7 +72,7 @@ void forward_task(const kla_scan_params& p, const Groups& groups, int64_t r, int
 template <class M, class T, int W>
 int run_forward(const kla_scan_params& p) {
   const int64_t threads = useful_threads(p);
-  const Groups groups(p, threads);
+  const Groups groups(p, threads, W * kLanes<T>);
   Arena measure(nullptr);
   ForwardScratch<T, W>(measure, p, groups);
   const Block block(measure.used() * static_cast<size_t>(threads));

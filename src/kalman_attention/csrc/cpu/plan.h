@@ -76,14 +76,14 @@ KLA_INLINE int64_t useful_threads(const kla_scan_params& p) {
 
 // Channels are cut into units; a unit is what dk and dq are first summed over, so its width follows from
 // the shape. A task takes a run of adjacent units: how many is free, since every unit is computed the
-// same way in any company. Long runs touch fewer pages per token, short runs give more tasks.
+// same way in any company. Long runs touch fewer pages per token, short runs give more tasks. A call with
+// few channels is cut down to single tiles. Time is never cut: see docs/engines.md for the arithmetic.
 struct Groups {
   int64_t D, unit, units;
   int64_t width, count;  // channels per task, tasks per row
 
-  Groups(const kla_scan_params& p, int64_t threads) : D(p.D) {
-    const bool few = p.R * ((p.D + 63) / 64) < 8;
-    unit = few && p.N > 2 ? 32 : 64;
+  Groups(const kla_scan_params& p, int64_t threads, int64_t tile) : D(p.D), unit(64) {
+    while (unit > tile && p.R * ((p.D + unit - 1) / unit) < 8) unit /= 2;
     units = (p.D + unit - 1) / unit;
     const int64_t longest = std::min<int64_t>(units, 192 / unit);
     const int64_t run = std::max<int64_t>(1, std::min(longest, p.R * units / (4 * threads)));

@@ -1,0 +1,221 @@
+"""Options of a KLA language model in HuggingFace's words, flat, as ``config.json`` holds them."""
+
+from typing import Any, ClassVar, Literal
+
+from transformers import PreTrainedConfig
+
+from kalman_attention.baselines.attention import AttentionConfig
+from kalman_attention.models.config import LanguageModelConfig
+from kalman_attention.models.plan import parse_plan
+from kalman_attention.models.presets import preset
+from kalman_attention.nn.config import KLALayerConfig
+
+MIXERS = {"kla": "linear_attention", "attention": "full_attention"}
+"""Our names of the mixers, and the layer types of transformers they are."""
+
+_MODEL = {
+    "vocab_size": "vocab_size",
+    "d_model": "hidden_size",
+    "mlp": "mlp",
+    "mlp_width": "intermediate_size",
+    "between_blocks": "between_blocks",
+    "tie_embeddings": "tie_word_embeddings",
+    "logit_softcap": "final_logit_softcapping",
+    "norm_eps": "rms_norm_eps",
+    "embedding_std": "initializer_range",
+    "head_std": "head_initializer_range",
+}
+_KLA = {
+    "d_state": "state_size",
+    "d_inner": "inner_size",
+    "conv_kernel": "conv_kernel",
+    "value": "value",
+    "precision_rank": "precision_rank",
+    "precision_link": "precision_link",
+    "precision_floor": "precision_floor",
+    "qk_norm": "qk_norm",
+    "process_noise": "process_noise",
+    "discretisation": "discretisation",
+    "prior": "prior",
+    "diffusion": "diffusion",
+    "decay_rate": "decay_rate",
+    "dt_min": "time_step_min",
+    "dt_max": "time_step_max",
+    "skip": "skip",
+}
+_ATTENTION = {
+    "num_heads": "num_attention_heads",
+    "qk_norm": "attention_qk_norm",
+    "rotary_base": "rope_theta",
+}
+"""Native name to HuggingFace name, for each of the three native configurations."""
+
+
+class KLAConfig(PreTrainedConfig):
+    """Everything that defines a KLA language model; the defaults are the preset ``kla-45m``.
+
+    Attributes:
+        vocab_size: number of tokens.
+        hidden_size: width of the residual stream (native: d_model).
+        num_hidden_layers: number of blocks; None takes it from ``layer_types`` (12 without).
+        layer_types: the mixer of every block, ``"linear_attention"`` (KLA) or
+            ``"full_attention"``; also a pattern such as ``"attention*11 + kla"``. None means KLA
+            everywhere. Stored as a list.
+        mlp: channel mixer after each mixer: ``"none"``, ``"swiglu"`` or ``"relu2"``.
+        intermediate_size: hidden width of the MLP; None for the usual multiple of hidden_size.
+        between_blocks: what a KLA block passes on, its posterior ``"mean"`` or a ``"sample"``.
+        tie_word_embeddings: one matrix for embedding and head.
+        final_logit_softcapping: bound logits smoothly to plus or minus this value; None for no
+            bound.
+        rms_norm_eps: added to the mean square in the norms.
+        initializer_range: spread of the initial embeddings. The mixers start as they do natively.
+        head_initializer_range: spread of the initial head; None for ``nn.Linear``'s own start.
+        state_size: memory slots per channel (native: d_state).
+        inner_size: channels of the filter; None means hidden_size.
+        conv_kernel: taps of the causal convolution.
+        value: ``"stream"`` or ``"project"``; this and the options down to ``skip`` are those of
+            ``KLALayerConfig``.
+        precision_rank: as there.
+        precision_link: as there.
+        precision_floor: as there.
+        qk_norm: as there.
+        process_noise: as there.
+        discretisation: as there.
+        prior: as there.
+        diffusion: as there.
+        decay_rate: as there.
+        time_step_min: smallest initial step size (native: dt_min).
+        time_step_max: largest initial step size (native: dt_max).
+        skip: as there.
+        num_attention_heads: heads of attention blocks; None means heads of 64 channels.
+        attention_qk_norm: divide their queries and keys by their root mean square.
+        rope_theta: longest wavelength of their rotary positions, in tokens over 2 pi.
+        loss: what ``labels`` are scored with: ``"mean"``, cross-entropy of the posterior mean, or
+            ``"marginal"``, the negative log marginal likelihood (KLA+).
+        loss_samples: posterior samples of the marginal likelihood.
+        use_cache: return a cache from ``forward`` (not while training).
+        pad_token_id: padding.
+        bos_token_id: start of a text.
+        eos_token_id: end of a text.
+    """
+
+    model_type = "kla"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "variances", "readout"]
+
+    vocab_size: int = 32_768
+    hidden_size: int = 496
+    num_hidden_layers: int | None = None
+    layer_types: list[str] | str | None = None
+    mlp: Literal["none", "swiglu", "relu2"] = "none"
+    intermediate_size: int | None = None
+    between_blocks: Literal["mean", "sample"] = "mean"
+    tie_word_embeddings: bool = False
+    final_logit_softcapping: float | None = None
+    rms_norm_eps: float = 1e-5
+    initializer_range: float = 1.0
+    head_initializer_range: float | None = 0.001
+    state_size: int = 32
+    inner_size: int | None = None
+    conv_kernel: int = 4
+    value: Literal["stream", "project"] = "stream"
+    precision_rank: int | None = None
+    precision_link: Literal["inverse_softplus", "softplus", "exp"] = "inverse_softplus"
+    precision_floor: float = 1e-4
+    qk_norm: bool = True
+    process_noise: Literal["learned", "fixed", "zero"] = "learned"
+    discretisation: Literal["ou", "zoh", "none"] = "ou"
+    prior: Literal["unit", "stationary", "learned"] = "unit"
+    diffusion: float = 0.1
+    decay_rate: float | list[float] = 1.0
+    time_step_min: float = 1e-3
+    time_step_max: float = 1e-1
+    skip: float | None = 1.0
+    num_attention_heads: int | None = None
+    attention_qk_norm: bool = True
+    rope_theta: float = 10_000.0
+    loss: Literal["mean", "marginal"] = "mean"
+    loss_samples: int = 10
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self._settle_layers()
+        super().__post_init__(**kwargs)
+        self.to_native()  # which checks the values
+        if self.loss not in ("mean", "marginal"):
+            raise ValueError(f"loss must be 'mean' or 'marginal', got {self.loss!r}.")
+        if self.loss == "marginal" and self.mixers[-1] != "kla":
+            raise ValueError(
+                "loss='marginal' samples the belief of the last block, which is an attention "
+                "block here. Let the plan end with KLA, as in 'attention*11 + kla'."
+            )
+
+    @classmethod
+    def from_native(cls, native: LanguageModelConfig | str, **options: Any) -> "KLAConfig":
+        """The same model in HuggingFace's words.
+
+        Args:
+            native: a native configuration, or the name of a preset such as ``"kla-45m"``.
+            **options: fields that only exist here, such as ``loss`` or ``eos_token_id``.
+        """
+        native = preset(native) if isinstance(native, str) else native
+        found: dict[str, Any] = {"layer_types": [MIXERS[name] for name in native.layers]}
+        for names, part in (
+            (_MODEL, native),
+            (_KLA, native.kla_options),
+            (_ATTENTION, native.attention_options if "attention" in native.layers else None),
+        ):
+            found |= {there: getattr(part, here) for here, there in names.items() if part}
+        if isinstance(found["decay_rate"], tuple):
+            found["decay_rate"] = list(found["decay_rate"])
+        return cls(**{**found, **options})
+
+    @property
+    def mixers(self) -> tuple[str, ...]:
+        """The mixer of every block in our words: ``"kla"`` or ``"attention"``."""
+        ours = {there: here for here, there in MIXERS.items()}
+        return tuple(ours[name] for name in self.layer_types or ())
+
+    def to_native(self) -> LanguageModelConfig:
+        """The configuration of the native model; loss and token ids have no place in it."""
+        plan = self.mixers
+        options = {part: self._read(names) for part, names in _PARTS.items()}
+        width = self.hidden_size
+        return LanguageModelConfig(
+            plan=plan,
+            kla=KLALayerConfig(d_model=width, **options["kla"]) if "kla" in plan else None,
+            attention=AttentionConfig(d_model=width, **options["attention"])
+            if "attention" in plan
+            else None,
+            **options["model"],
+        )
+
+    def _read(self, names: dict[str, str]) -> dict[str, Any]:
+        found = {here: getattr(self, there) for here, there in names.items()}
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+
+    def _settle_layers(self) -> None:
+        """Make a list of ``layer_types`` and let ``num_hidden_layers`` agree with it."""
+        if self.layer_types is None:
+            count = 12 if self.num_hidden_layers is None else self.num_hidden_layers
+            self.layer_types = [MIXERS["kla"]] * count
+        given = self.layer_types
+        plan = parse_plan(given if isinstance(given, str) else tuple(given))
+        self.layer_types = [MIXERS.get(name, name) for name in plan]
+        unknown = sorted(set(self.layer_types) - set(MIXERS.values()))
+        if unknown or not plan:
+            raise ValueError(
+                f"layer_types names one mixer per block, out of {', '.join(MIXERS.values())} (or "
+                f"{', '.join(MIXERS)}); got {', '.join(unknown) or 'no block at all'}."
+            )
+        if self.num_hidden_layers not in (None, len(plan)):
+            raise ValueError(
+                f"num_hidden_layers is {self.num_hidden_layers} but layer_types names "
+                f"{len(plan)} blocks. Leave one of the two out."
+            )
+        self.num_hidden_layers = len(plan)
+
+
+_PARTS = {"model": _MODEL, "kla": _KLA, "attention": _ATTENTION}

@@ -1,0 +1,469 @@
+"""``KLAModel`` and ``KLAForCausalLM``: the native blocks behind transformers' interfaces.
+
+The modules are the native ones (``Embedding``, ``Block``, ``RMSNorm``, ``Head``), so weights,
+mathematics and engines are shared; ``native()`` and ``from_native()`` go between the two without
+a copy. What is here is only what transformers asks for: its arguments, outputs, cache, weight
+initialisation and ``generate``.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from kalman_attention.losses import marginal_nll
+from kalman_attention.models.block import Block
+from kalman_attention.models.hf.caching_kla import adopt
+from kalman_attention.models.hf.configuration_kla import KLAConfig
+from kalman_attention.models.hf.generation_kla import KLAGenerationMixin
+from kalman_attention.models.hf.inputs_kla import next_labels, packed_borders, real_tokens
+from kalman_attention.models.language_model import Embedding, Head, LanguageModel
+from kalman_attention.models.output import ModelReadout
+from kalman_attention.models.uncertainty import Uncertainty, draw, predict_marginal
+from kalman_attention.nn.kla import KLA
+from kalman_attention.nn.mixer import LayerOutput
+from kalman_attention.nn.norms import RMSNorm
+from kalman_attention.nn.prior import LatentPrior
+from kalman_attention.nn.short_conv import ShortConv
+
+
+@dataclass
+class KLAModelOutput(BaseModelOutputWithPast):
+    """Output of ``KLAModel``.
+
+    Attributes:
+        variances: posterior variance of every block's read-out, ``[B, T, inner_size]`` (None for
+            attention), when asked for with ``output_variances=True``.
+        readout: the last block stopped at its posterior, with ``hold_readout=True``.
+    """
+
+    variances: tuple[Tensor | None, ...] | None = None
+    readout: ModelReadout | None = None
+
+
+@dataclass
+class KLACausalLMOutput(CausalLMOutputWithPast):
+    """Output of ``KLAForCausalLM``; ``variances`` as in ``KLAModelOutput``."""
+
+    variances: tuple[Tensor | None, ...] | None = None
+
+
+class KLAPreTrainedModel(PreTrainedModel):
+    """Initialisation, loading and saving of both models."""
+
+    config_class = KLAConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    # The dynamics stay float32, whatever dtype is asked for: 0.9999 has no bfloat16.
+    _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["prior"]
+    _no_split_modules: ClassVar[list[str]] = ["Block"]
+    # A belief cannot go back to an earlier token: rules out assisted generation.
+    _is_stateful = True
+    _supports_sdpa = True
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; process noise that is fixed stays fixed."""
+        found = super().from_pretrained(*args, **kwargs)
+        model = found[0] if isinstance(found, tuple) else found
+        # Loading replaces the parameters by trainable ones.
+        for prior in (x for x in model.modules() if isinstance(x, LatentPrior)):
+            if prior.raw_p is not None and prior.config.process_noise == "fixed":
+                prior.raw_p.requires_grad_(False)
+        return found
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Start a module as it starts natively; parameters that were loaded keep their values."""
+        own = list(module.parameters(recurse=False))
+        loaded = [(p, p.clone()) for p in own if getattr(p, "_is_hf_initialized", False)]
+        self._start(module)
+        for parameter, value in loaded:
+            parameter.copy_(value)
+
+    def _start(self, module: nn.Module) -> None:
+        config = self.config
+        if isinstance(module, Embedding):
+            nn.init.normal_(module.weight, std=config.initializer_range)
+        elif isinstance(module, Head) and config.head_initializer_range is not None:
+            nn.init.normal_(module.weight, std=config.head_initializer_range)
+        elif isinstance(module, KLA):
+            if module.skip is not None:
+                nn.init.constant_(module.skip, config.skip)
+        elif isinstance(module, nn.Linear):
+            module.reset_parameters()
+            if any(module is last for last in self._residual_outputs()):
+                branches = config.num_hidden_layers * (1 if config.mlp == "none" else 2)
+                module.weight.mul_(1.0 / math.sqrt(branches))
+        elif isinstance(module, (RMSNorm, ShortConv, LatentPrior)):
+            module.reset_parameters()
+
+    def _residual_outputs(self) -> list[nn.Linear]:
+        """The matrices that write into the residual stream, which start smaller in deep stacks."""
+        blocks = [b for b in self.modules() if isinstance(b, Block)]
+        return [b.mixer.out_proj for b in blocks] + [b.mlp.out_proj for b in blocks if b.mlp]
+
+
+class _Walk(NamedTuple):
+    """How to go through the blocks."""
+
+    mask: Tensor | None
+    borders: Tensor | None
+    output_variances: bool
+    hold_readout: bool
+
+
+class KLAModel(KLAPreTrainedModel):
+    """Embedding, blocks and final norm.
+
+    Args:
+        config: options.
+    """
+
+    def __init__(self, config: KLAConfig) -> None:
+        super().__init__(config)
+        native = config.to_native()
+        self.gradient_checkpointing = False
+        self.embedding: nn.Embedding = Embedding(native.vocab_size, native.d_model)
+        self.blocks = nn.ModuleList(Block(native, mixer) for mixer in native.layers)
+        self.norm = RMSNorm(native.d_model, native.norm_eps)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The token embedding."""
+        return self.embedding
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the token embedding."""
+        self.embedding = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        output_variances: bool = False,
+        hold_readout: bool = False,
+        **kwargs: Any,
+    ) -> KLAModelOutput | tuple[Any, ...]:
+        """Hidden states of every token.
+
+        Args:
+            input_ids: tokens, ``[B, T]``.
+            attention_mask: 0 for padding, left or right: ``[B, T]``, or ``[B, past + T]`` with a
+                cache. All ones is the same as None.
+            position_ids: only looked at for documents packed into one row (positions that start
+                again at 0); positions of attention come from the tokens themselves.
+            past_key_values: the cache of earlier calls; updated. Any number of tokens may follow.
+            inputs_embeds: embeddings instead of tokens, ``[B, T, hidden_size]``.
+            use_cache: make a cache if none is given; None follows the configuration.
+            output_hidden_states: also return the embeddings and every block's output.
+            return_dict: False for a plain tuple.
+            cu_seqlens: borders of documents packed into one row (B = 1), ``[n + 1]``; wins over
+                ``position_ids``. (``cu_seq_lens_q``, transformers' name, means the same.)
+            output_variances: also return the posterior variance of every block's read-out.
+            hold_readout: also return the last block stopped at its posterior.
+            **kwargs: of transformers' conventions; ignored.
+        """
+        x = self._embed(input_ids, inputs_embeds)
+        T = x.shape[1]
+        cache = self._cache(past_key_values, use_cache)
+        past = 0 if cache is None else cache.get_seq_length()
+        mask = real_tokens(attention_mask, T, past)
+        borders = kwargs.get("cu_seq_lens_q") if cu_seqlens is None else cu_seqlens
+        if borders is None and mask is None and past == 0:
+            borders = packed_borders(position_ids, T)
+        cache = self._without_packing(cache, borders, past)
+        walk = _Walk(mask, borders, output_variances, hold_readout)
+        hidden, variances, readout = self._through(x, cache, walk)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        out = KLAModelOutput(
+            last_hidden_state=hidden[-1],
+            past_key_values=cache,
+            hidden_states=tuple(hidden) if output_hidden_states else None,
+            variances=tuple(variances) if output_variances else None,
+            readout=readout,
+        )
+        return out if self._wants_dict(return_dict) else out.to_tuple()
+
+    def _through(
+        self, x: Tensor, cache: Cache | None, walk: "_Walk"
+    ) -> tuple[list[Tensor], list[Tensor | None], ModelReadout | None]:
+        """Embeddings and block outputs (the last one normalised), variances, read-out if held."""
+        hidden: list[Tensor] = [x]
+        variances: list[Tensor | None] = []
+        readout = None
+        *first, last = self.stack()
+        for i, block in enumerate((*first, last)):
+            layer = None if cache is None else cache.layers[i]
+            state = None if layer is None else layer.read()
+            if block is last and walk.hold_readout:
+                held = block.hold(x, state, walk.mask, walk.borders)
+                readout = ModelReadout(held, ())
+                y = block.resume(readout.mean, *readout.context)
+                found = LayerOutput(y, readout.variance, held.readout.state)
+            else:
+                found = self._run(block, x, state, walk, block is last)
+            if layer is not None:
+                layer.write(found.state, x.shape[1])
+            x = found.y
+            hidden.append(x)
+            variances.append(found.variance)
+        hidden[-1] = self.norm(x)
+        return hidden, variances, readout
+
+    def stack(self) -> list[Block]:
+        """The blocks, first one first."""
+        return list(self.blocks)  # type: ignore[arg-type]
+
+    def _run(
+        self, block: Block, x: Tensor, state: Any, walk: "_Walk", is_last: bool
+    ) -> LayerOutput:
+        sample = self.config.between_blocks == "sample" and not is_last
+        options = {"return_variance": walk.output_variances, "sample": sample}
+        mask, borders = walk.mask, walk.borders
+        if self.gradient_checkpointing and self.training:
+            return self._gradient_checkpointing_func(  # type: ignore[no-any-return]
+                lambda x: block(x, state, mask, borders, **options), x
+            )
+        if x.shape[1] == 1 and state is not None and borders is None and not x.requires_grad:
+            # One token: the same numbers, sooner. (Whether there is a past does not decide.)
+            now = None if mask is None else mask[:, 0]
+            found = block.step(x[:, 0], state, mask=now, **options)
+            y, v = found.y.unsqueeze(1), found.variance
+            return LayerOutput(y, None if v is None else v.unsqueeze(1), found.state)
+        return block(x, state, mask, borders, **options)  # type: ignore[no-any-return]
+
+    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("pass either input_ids or inputs_embeds, one of the two.")
+        return self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+
+    def _cache(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
+        if cache is None:
+            if use_cache is None:
+                use_cache = self.config.use_cache and not self.training
+            cache = DynamicCache(config=self.config) if use_cache else None
+        return None if cache is None else adopt(cache, self.config.mixers)
+
+    def _without_packing(self, cache: Cache | None, borders: Any, past: int) -> Cache | None:
+        if borders is None:
+            return cache
+        if past:
+            raise ValueError(
+                "documents packed into one row start afresh, but past_key_values holds "
+                f"{past} tokens. Pass one of the two; native models take states per document."
+            )
+        return None
+
+    def _wants_dict(self, return_dict: bool | None) -> bool:
+        return self.config.return_dict if return_dict is None else return_dict
+
+
+class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
+    """The language model: ``KLAModel`` and a head.
+
+    Args:
+        config: options.
+    """
+
+    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embedding.weight"}
+
+    def __init__(self, config: KLAConfig) -> None:
+        super().__init__(config)
+        self.model = KLAModel(config)
+        self.lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The token embedding."""
+        return self.model.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the token embedding."""
+        self.model.set_input_embeddings(value)
+
+    def set_output_embeddings(self, value: nn.Linear) -> None:
+        """Replace the head; it stays one that ``param_groups`` knows as such."""
+        if not isinstance(value, Head):
+            weight = value.weight
+            value = Head(value.in_features, value.out_features, bias=False, device="meta")
+            value.weight = weight
+        self.lm_head = value
+
+    @classmethod
+    def from_native(cls, native: LanguageModel, **options: Any) -> "KLAForCausalLM":
+        """A native model behind this interface; the modules are shared, nothing is copied.
+
+        Args:
+            native: the model, as ``kalman_attention.load_model(folder)`` gives it.
+            **options: of ``KLAConfig.from_native``.
+        """
+        with torch.device("meta"):
+            model = cls(KLAConfig.from_native(native.config, **options))
+        trunk = model.model
+        trunk.embedding, trunk.blocks, trunk.norm = native.embedding, native.blocks, native.norm
+        model.lm_head = native.head
+        model.train(native.training)
+        return model
+
+    def native(self) -> LanguageModel:
+        """The native model of the same modules, as for ``kalman_attention.save_model``."""
+        with torch.device("meta"):
+            native = LanguageModel(self.config.to_native())
+        trunk = self.model
+        native.embedding = trunk.embedding  # type: ignore[assignment]
+        native.blocks, native.norm, native.head = trunk.blocks, trunk.norm, self.lm_head
+        native.training = self.training
+        return native
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        *,
+        cu_seqlens: Tensor | None = None,
+        output_variances: bool = False,
+        num_samples: int = 0,
+        **kwargs: Any,
+    ) -> KLACausalLMOutput | tuple[Any, ...]:
+        """Logits of the token after each token, and the loss of ``labels``.
+
+        Args:
+            input_ids: this and what is not listed below as for ``KLAModel``.
+            attention_mask: likewise.
+            position_ids: likewise.
+            past_key_values: likewise.
+            inputs_embeds: likewise.
+            labels: the tokens themselves, ``[B, T]``, -100 where they do not count; the shift by
+                one happens here. Scored as ``config.loss`` says. Padding predicts nothing: the
+                first token of a left-padded row is no target.
+            use_cache: likewise.
+            output_hidden_states: likewise.
+            return_dict: likewise.
+            logits_to_keep: logits of the last so many positions only (0 for all), or of the given
+                positions.
+            cu_seqlens: likewise.
+            output_variances: likewise.
+            num_samples: predict with so many posterior samples (KLA+): ``logits`` are then
+                log-probabilities averaged over the belief. 0 uses the posterior mean.
+            **kwargs: ``num_items_in_batch`` of the Trainer, ``shift_labels``, and what
+                ``KLAModel`` takes.
+        """
+        marginal = self.config.loss == "marginal" and labels is not None
+        found = self.model(
+            input_ids,
+            attention_mask,
+            position_ids,
+            past_key_values,
+            inputs_embeds,
+            use_cache,
+            output_hidden_states,
+            return_dict=True,
+            cu_seqlens=cu_seqlens,
+            output_variances=output_variances,
+            hold_readout=marginal or num_samples > 0,
+            **kwargs,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        if num_samples:
+            logits = self._marginal_logits(found.readout, num_samples, kept)
+        else:
+            logits = self._logits(found.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            kwargs.setdefault("shift_labels", next_labels(labels, attention_mask))
+            loss = (
+                self._marginal_loss(found.readout, **kwargs)
+                if marginal
+                else self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+            )
+        out = KLACausalLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=found.past_key_values,
+            hidden_states=found.hidden_states,
+            variances=found.variances,
+        )
+        return out if self.model._wants_dict(return_dict) else out.to_tuple()
+
+    def uncertainty(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        num_samples: int = 0,
+        generator: torch.Generator | None = None,
+    ) -> Uncertainty:
+        """How sure the model is at every token: variances, Kalman gains, entropies.
+
+        Args:
+            input_ids: ``[B, T]``.
+            attention_mask: ``[B, T]``, 0 for padding.
+            cu_seqlens: borders of documents packed into one row.
+            num_samples: posterior samples; with some, the entropy comes split into aleatoric and
+                epistemic parts.
+            generator: source of their randomness.
+
+        Returns:
+            ``Uncertainty``, as from the native model.
+        """
+        return self.native().uncertainty(
+            input_ids,
+            mask=real_tokens(attention_mask, input_ids.shape[1], 0),
+            cu_seqlens=cu_seqlens,
+            num_samples=num_samples,
+            generator=generator,
+        )
+
+    def write(self, latent: Tensor, stream: Tensor, gate: Tensor, residual: Tensor) -> Tensor:
+        """Logits from read-outs of the last block, as ``LanguageModel.write``."""
+        x = self.model.stack()[-1].resume(latent, stream, gate, residual)
+        return self._logits(self.model.norm(x))
+
+    def _logits(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.lm_head(x)
+        cap = self.config.final_logit_softcapping
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def _marginal_logits(self, read: ModelReadout, num_samples: int, kept: Any) -> Tensor:
+        every = (torch.split(x[:, kept], 64, 1) for x in (read.mean, read.variance, *read.context))
+        parts = [
+            predict_marginal(self.write(draw(mean, variance, num_samples, None), *context))
+            for mean, variance, *context in zip(*every, strict=True)
+        ]
+        return torch.cat([part.log_probs for part in parts], 1)
+
+    def _marginal_loss(self, read: ModelReadout, shift_labels: Tensor, **kwargs: Any) -> Tensor:
+        count = kwargs.get("num_items_in_batch")
+        loss = marginal_nll(
+            self.write,
+            read.mean,
+            read.variance,
+            shift_labels,
+            context=read.context,
+            num_samples=self.config.loss_samples,
+            reduction="mean" if count is None else "sum",
+        )
+        return loss if count is None else loss / count

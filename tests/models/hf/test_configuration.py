@@ -1,0 +1,95 @@
+"""The configuration: the same model in other words, checked, and through JSON."""
+
+import dataclasses
+
+import pytest
+
+from kalman_attention import AttentionConfig, KLALayerConfig, LanguageModelConfig, preset
+from kalman_attention.hf import KLAConfig
+from kalman_attention.models.hf import configuration_kla as words
+from kalman_attention.models.presets import PRESETS
+from tests.models.hf.small import config
+
+
+def same(one, other):
+    assert one.layers == other.layers
+    for name in words._MODEL:
+        assert getattr(one, name) == getattr(other, name), name
+    if "kla" in one.layers:
+        assert one.kla_options == other.kla_options
+    if "attention" in one.layers:
+        assert one.attention_options == other.attention_options
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_survive_the_translation(name):
+    same(KLAConfig.from_native(name).to_native(), preset(name))
+
+
+def test_defaults_are_a_preset():
+    same(KLAConfig().to_native(), preset("kla-45m"))
+
+
+@pytest.mark.parametrize(
+    ("native", "table", "elsewhere"),
+    [
+        (LanguageModelConfig, words._MODEL, {"plan", "kla", "attention"}),
+        (KLALayerConfig, words._KLA, {"d_model"}),
+        (AttentionConfig, words._ATTENTION, {"d_model"}),
+    ],
+)
+def test_every_native_option_has_a_word_here(native, table, elsewhere):
+    assert {field.name for field in dataclasses.fields(native)} == set(table) | elsewhere
+
+
+def test_all_options_through_json(tmp_path):
+    options = {
+        "d_state": 3,
+        "d_inner": 12,
+        "decay_rate": (0.5, 2.0),
+        "precision_rank": 2,
+        "prior": "learned",
+        "skip": None,
+    }
+    native = LanguageModelConfig(
+        vocab_size=11,
+        d_model=8,
+        plan="attention + kla*2",
+        kla=KLALayerConfig(d_model=8, **options),
+        attention=AttentionConfig(d_model=8, num_heads=2, qk_norm=False),
+        mlp="swiglu",
+        logit_softcap=15.0,
+        tie_embeddings=True,
+    )
+    KLAConfig.from_native(native, loss="marginal", eos_token_id=3).save_pretrained(tmp_path)
+    found = KLAConfig.from_pretrained(tmp_path)
+    same(found.to_native(), native)
+    assert (found.loss, found.eos_token_id) == ("marginal", 3)
+
+
+def test_layer_types():
+    assert config("attention*2 + kla").layer_types == [
+        "full_attention",
+        "full_attention",
+        "linear_attention",
+    ]
+    assert config(["linear_attention", "full_attention"]).mixers == ("kla", "attention")
+    assert KLAConfig(num_hidden_layers=3).mixers == ("kla",) * 3
+    assert config("kla*5").num_hidden_layers == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"plan": "mamba*2"}, "one mixer per block"),
+        ({"plan": "kla*2", "num_hidden_layers": 3}, "Leave one of the two out"),
+        ({"plan": "kla + attention", "loss": "marginal"}, "Let the plan end with KLA"),
+        ({"loss": "other"}, "'mean' or 'marginal'"),
+        ({"state_size": 0}, "d_state must be at least 1"),
+        ({"prior": "flat"}, "prior must be one of"),
+        ({"plan": "attention", "num_attention_heads": 3}, "Choose another num_heads"),
+    ],
+)
+def test_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        config(**options)
