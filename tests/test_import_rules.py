@@ -42,7 +42,7 @@ ONLY_IN = {
     "transformers": ("hf", "models.hf", "cli.bench_layer"),
     "lm_eval": ("evaluation.zero_shot",),
     "triton": ("ops.triton",),
-    "ctypes": ("ops.cpu", "ops.cuda", "ops.triton"),
+    "ctypes": ("ops.cpu", "ops.cuda", "ops.triton", "cli.measure"),  # measure: mallopt
     "torch.utils.cpp_extension": ("ops.cpu", "ops.cuda", "ops.triton"),
     **dict.fromkeys(
         ("datasets", "http", "huggingface_hub", "requests", "socket", "urllib"),
