@@ -27,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", type=int, default=16, help="d_state")
     parser.add_argument("--threads", type=int, default=None, help="torch threads")
     parser.add_argument("--repeats", type=int, default=10, help="rounds at most")
+    parser.add_argument(
+        "--mamba-up-to",
+        type=int,
+        default=512,
+        help="longest T for transformers' Mamba, whose CPU path takes minutes beyond",
+    )
     parser.add_argument("--seconds", type=float, default=20.0, help="time per length, about")
     parser.add_argument("--value", choices=("stream", "project"), default="stream")
     parser.add_argument("--precision-rank", type=int, default=None)
@@ -104,7 +110,9 @@ def measure(
 ) -> dict[str, Any]:
     """Best times at one length."""
     work = {
-        name: _work(side, args.batch, length, args.width, backward) for name, side in sides.items()
+        name: _work(side, args.batch, length, args.width, backward)
+        for name, side in sides.items()
+        if name != "mamba" or length <= args.mamba_up_to
     }
     best = fastest(work, most=args.repeats, seconds=args.seconds)
     return {"T": length, "backward": backward, "seconds": best}
