@@ -161,5 +161,5 @@ def _warn_slow(reason: str) -> None:
     warnings.warn(
         f"kla_scan runs the slow torch engine on CPU tensors: {reason}. "
         "`kla check` shows what is usable; engine='associative' silences this.",
-        stacklevel=4,
+        stacklevel=5,
     )

@@ -95,7 +95,7 @@ def check(status: int) -> None:
 
 @functools.cache
 def _open() -> tuple[ctypes.CDLL | None, str]:
-    again = "reinstall with a C++17 compiler on PATH: pip install --force-reinstall --no-deps ."
+    again = "reinstall kalman_attention with a C++17 compiler on PATH"
     if not LIBRARY.exists():
         return None, f"the native library was not built ({LIBRARY.name} is missing); {again}"
     try:
