@@ -12,11 +12,6 @@
 namespace kla {
 
 template <class V>
-struct Belief {
-  V s, mu;  // variance and mean
-};
-
-template <class V>
 struct FilterStep {
   V s, mu;  // the new belief
   V r;      // 1 / (1 + phi P)
