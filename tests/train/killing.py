@@ -14,6 +14,9 @@ from pathlib import Path
 
 import torch
 
+from kalman_attention.train.config import TrainConfig
+from kalman_attention.train.data import TensorBatches
+from kalman_attention.train.loop import fit
 from tests.train import toy
 
 CHANGES = ("mkdir", "open", "rename", "replace", "rmdir", "symlink", "truncate", "unlink", "write")
@@ -61,6 +64,22 @@ def kill_at_random(folder, kills, seed):
     print(json.dumps({"kills": hits, "runs": [name.name for name in names]}))
 
 
+def line(folder):
+    """Fit a line in two updates: a run that does little but save."""
+
+    def loss(model, batch, generator):
+        return (model(batch[0]) - torch.rand(4, 1, generator=generator)).square().mean()
+
+    def evaluate(model):
+        return {"weight": float(model.weight)}
+
+    torch.manual_seed(0)
+    batches = TensorBatches([torch.linspace(0.0, 1.0, 8).view(8, 1)], batch_size=4)
+    config = TrainConfig(max_steps=2, save_every=1, eval_every=1, log_every=1, monitor="weight")
+    model = torch.nn.Linear(1, 1)
+    fit(model, batches, loss, config, folder=folder, evaluate=evaluate, progress=False)
+
+
 def kill_in_call(number):
     """Kill this process in its n-th call that changes the disk; a write is left half done."""
     calls = iter(range(10**6))
@@ -84,18 +103,17 @@ def kill_in_call(number):
 def kill_in_every_call(folder):
     """Kill a run in its first, second, ... call that changes the disk, and finish it each time."""
     os.fsync = lambda handle: None  # no power fails here, and a kill does not lose what is written
-    options = {"max_steps": 2, "eval_every": 2}
 
     def cut(number, where):
         kill_in_call(number)
-        toy.run(where, **options)
+        line(where)
 
-    assert wait(child(toy.run, folder / "whole", **options)) == 0
+    assert wait(child(line, folder / "whole")) == 0
     expected = final(folder / "whole")
     number = 0
     where = folder / "cut"
     while wait(child(cut, number, where)) == -signal.SIGKILL:
-        assert wait(child(toy.run, where, **options)) == 0, number
+        assert wait(child(line, where)) == 0, number
         assert final(where) == expected, number
         shutil.rmtree(where)
         number += 1

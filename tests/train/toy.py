@@ -1,6 +1,11 @@
-"""A small run of the trainer for its tests, with everything that can get out of step."""
+"""A small run of the trainer for its tests, with everything that can get out of step.
+
+``python -m tests.train.toy FOLDER`` runs a longer one.
+"""
 
 import json
+import sys
+from pathlib import Path
 
 import torch
 
@@ -22,6 +27,9 @@ OPTIONS = {
     "monitor": "loss",
     "mode": "min",
 }
+
+
+LONGER = {"max_steps": 80, "eval_every": 20, "save_every": None, "threads": 1}
 
 
 def build(seed=0, **options):
@@ -62,3 +70,7 @@ def records(folder):
     """The metrics of a run, without the times."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), progress=True, **LONGER)

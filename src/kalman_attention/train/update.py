@@ -46,7 +46,7 @@ class Updater:
         self.device = next(model.parameters()).device
         self.optimiser = _optimiser(model, groups, config)
         self._rates = [group["lr"] for group in self.optimiser.param_groups]
-        self._parameters = [p for g in self.optimiser.param_groups for p in g["params"]]
+        self._parameters = _trained(model, self.optimiser)
         self._generator = torch.Generator(self.device)
 
     def update(self, step: int, total: int) -> dict[str, float | Tensor]:
@@ -72,7 +72,7 @@ class Updater:
         if self.config.clip is not None:
             nn.utils.clip_grads_with_norm_(self._parameters, self.config.clip, norm)
         self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)  # also what no group trains
         mean = sum(values) / len(values)
         return {"loss": mean, "grad_norm": size, **self._named_rates(), **_average(metrics)}
 
@@ -128,6 +128,18 @@ def _optimiser(
         groups = flat_groups(model, lr=lr, weight_decay=decay, betas=betas, eps=eps)
     own = [dict(group) for group in groups]  # the optimiser writes into them
     return torch.optim.AdamW(own, lr=lr, weight_decay=decay, betas=betas, eps=eps, fused=True)
+
+
+def _trained(model: nn.Module, optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """What the optimiser trains, in the order of the model."""
+    chosen = {id(p) for group in optimiser.param_groups for p in group["params"]}
+    found = [p for p in model.parameters() if id(p) in chosen]
+    if len(found) != len(chosen):
+        raise ValueError(
+            f"groups hold {len(chosen) - len(found)} parameters that are not the model's, so that "
+            "no checkpoint would hold them: make what they belong to a part of the model."
+        )
+    return found
 
 
 def _average(metrics: Sequence[Metrics]) -> dict[str, float | Tensor]:
