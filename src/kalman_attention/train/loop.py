@@ -170,7 +170,7 @@ class _Run:
     def train(self) -> Result:
         """Update until there is a reason to stop."""
         self.model.train()
-        self.model.zero_grad(set_to_none=True)
+        self.updater.clear_gradients()
         while (reason := self._reason()) is None:
             if self.signals.received:
                 self._interrupt()

@@ -46,6 +46,7 @@ class Updater:
         self.device = next(model.parameters()).device
         self.optimiser = _optimiser(model, groups, config)
         self._rates = [group["lr"] for group in self.optimiser.param_groups]
+        self._all = list(model.parameters())
         self._parameters = _trained(model, self.optimiser)
         self._generator = torch.Generator(self.device)
 
@@ -72,9 +73,14 @@ class Updater:
         if self.config.clip is not None:
             nn.utils.clip_grads_with_norm_(self._parameters, self.config.clip, norm)
         self.optimiser.step()
-        self.model.zero_grad(set_to_none=True)  # also what no group trains
+        self.clear_gradients()
         mean = sum(values) / len(values)
         return {"loss": mean, "grad_norm": size, **self._named_rates(), **_average(metrics)}
+
+    def clear_gradients(self) -> None:
+        """Forget all gradients, also of what no group trains."""
+        for parameter in self._all:
+            parameter.grad = None
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which the model runs."""
