@@ -76,6 +76,8 @@ def test_bad_batches():
     other = TensorBatches([torch.zeros(3)], 2).state_dict()
     with pytest.raises(ValueError, match="belongs to other batches"):
         TensorBatches([torch.zeros(3)], 1).load_state_dict(other)
+    with pytest.raises(ValueError, match="belongs to other batches"):
+        TensorBatches([torch.ones(3)], 2).load_state_dict(other)
 
 
 @given(st.integers(), st.integers(), st.integers())

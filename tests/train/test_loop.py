@@ -254,6 +254,7 @@ class Terminal(io.StringIO):
 def test_progress_on_a_terminal_is_one_line(monkeypatch):
     clock = iter(range(100))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setenv("COLUMNS", "90")
     stream = Terminal()
     progress = Progress(8, 0, monitor="accuracy", stream=stream)
     progress.update(1, 2.5)
@@ -269,6 +270,7 @@ def test_progress_on_a_terminal_is_one_line(monkeypatch):
     assert "resumed\n" in stream.getvalue()
     assert last.startswith("[####################] step 8/8")
     assert last.endswith("\n")
+    assert max(map(len, stream.getvalue().splitlines())) < 90
 
 
 def test_progress_elsewhere_is_rare_lines(monkeypatch):

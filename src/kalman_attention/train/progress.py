@@ -1,5 +1,6 @@
 """A line that says how training goes: live on a terminal, now and then elsewhere."""
 
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -79,7 +80,8 @@ class Progress:
             self._shown = ""
 
     def _draw(self, line: str) -> None:
-        """Overwrite the live line."""
+        """Overwrite the live line; one that wraps could not be overwritten."""
+        line = line[: shutil.get_terminal_size().columns - 1]
         if self._live and (line or self._shown):
             blank = " " * max(0, len(self._shown) - len(line))
             print(f"\r{line}{blank}", end="" if line else "\r", file=self._stream, flush=True)

@@ -62,7 +62,7 @@ def load_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, folder: P
         # Adam counts its steps in a scalar that stays on the CPU unless the update is fused.
         fused = bool(optimiser.defaults.get("fused"))
         device = "cpu" if key == "step" and not fused else parameter.device
-        optimiser.state[parameter][key] = value.to(device)
+        optimiser.state[parameter][key] = value.to(device, copy=True)  # not the mapped file
 
 
 def identity(
