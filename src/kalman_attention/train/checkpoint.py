@@ -9,7 +9,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,12 +101,11 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, manifest["step"], manifest["state"])
 
 
-def newest_checkpoint(folder: Path, note: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole; damaged ones are named, and put aside.
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole; damaged ones are put aside, with a warning.
 
     Args:
         folder: of all checkpoints of a run.
-        note: told about every damaged one.
 
     Returns:
         None if there is no checkpoint at all. If there are only damaged ones, that is an error: a
@@ -122,7 +122,8 @@ def newest_checkpoint(folder: Path, note: Callable[[str], None]) -> Checkpoint |
             aside = folder / f"damaged-{damaged.name}"
             shutil.rmtree(aside, ignore_errors=True)
             os.rename(damaged, aside)
-            note(f"{problem} Put aside as {aside.name}; going back to step {found.step}.")
+            text = f"{problem} Put aside as {aside.name}; going back to step {found.step}."
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         return found
     if problems:
         listed = "\n".join(f"  {problem}" for _, problem in problems)

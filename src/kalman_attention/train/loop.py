@@ -149,14 +149,14 @@ class _Run:
         """Load the newest checkpoint, or write the first."""
         self.identity = own
         notes: list[str] = []
-        found = newest_checkpoint(self.checkpoints, notes.append)
+        found = newest_checkpoint(self.checkpoints)
         if found is not None:
             if not resume:
                 raise ValueError(
                     f"{self.folder} already holds a run, at step {found.step}. Choose another "
                     "folder, or let resume=True continue it."
                 )
-            notes += self._load(found)
+            notes = self._load(found)
         self.started = time.perf_counter() - self.state.seconds
         self.log = MetricsLog(self.folder, self.state.step, tensorboard=tensorboard)
         self.progress = Progress(
