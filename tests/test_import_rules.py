@@ -40,6 +40,8 @@ MAY_IMPORT = {
 ONLY_IN = {
     "matplotlib": ("plots",),
     "transformers": ("hf", "models.hf", "cli.bench_layer"),
+    "pickle": (),
+    "torch.utils.tensorboard": ("train.metrics",),
     "lm_eval": ("evaluation.zero_shot",),
     "triton": ("ops.triton",),
     "ctypes": ("ops.cpu", "ops.cuda", "ops.triton", "cli.measure"),  # measure: mallopt
@@ -113,6 +115,7 @@ def test_direction_of_import(module):
         ("ops.associative", "from torch.utils.cpp_extension import load"),
         ("plots.belief", "from kalman_attention.filtering.ou import discretise"),
         ("evaluation.synthetic", "import urllib.request"),
+        ("train.checkpoint", "import pickle"),
     ],
 )
 def test_the_rules_can_be_broken(module, source):

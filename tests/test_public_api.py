@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import kalman_attention
+from kalman_attention import train
 
 PUBLIC = [
     "Attention",
@@ -35,19 +36,38 @@ PUBLIC = [
     "value_checks",
 ]
 
+TRAIN = [
+    "Batches",
+    "Best",
+    "CheckpointError",
+    "NonFiniteError",
+    "Result",
+    "StreamBatches",
+    "TensorBatches",
+    "TrainConfig",
+    "fit",
+    "flat_groups",
+    "load_weights",
+    "param_groups",
+    "read_metrics",
+    "token_evaluation",
+    "token_loss",
+]
 
-def test_export_list():
+
+@pytest.mark.parametrize(("module", "expected"), [(kalman_attention, PUBLIC), (train, TRAIN)])
+def test_export_list(module, expected):
     names = [
         name
-        for name, thing in vars(kalman_attention).items()
+        for name, thing in vars(module).items()
         if not name.startswith("_") and not inspect.ismodule(thing)
     ]
-    assert sorted(names) == PUBLIC
+    assert sorted(names) == expected
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize("name", PUBLIC + TRAIN)
 def test_public_names_have_docstrings(name):
-    thing = getattr(kalman_attention, name)
+    thing = getattr(kalman_attention, name, None) or getattr(train, name)
     documented = [thing]
     if inspect.isclass(thing):
         documented += [

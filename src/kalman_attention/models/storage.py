@@ -2,11 +2,12 @@
 
 import json
 import os
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
+from torch import Tensor, nn
+
 from kalman_attention.models.config import LanguageModelConfig
+from kalman_attention.models.files import write_atomically
 from kalman_attention.models.language_model import LanguageModel
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -19,17 +20,33 @@ def save_model(model: LanguageModel, folder: str | os.PathLike[str]) -> None:
         model: what to save; weights keep their dtypes.
         folder: where; made if missing, overwritten if not.
     """
-    from safetensors.torch import save  # here: importing the library brings nothing but torch
-
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {k: v.detach().contiguous() for k, v in model.state_dict().items()}
-    if model.config.tie_embeddings:
-        del tensors["head.weight"]  # safetensors refuses two names for one memory
-    weights = save(tensors, metadata={"format": "pt"})
-    config = json.dumps(model.config.to_dict(), indent=2) + "\n"
-    _write_atomically(folder / WEIGHTS, lambda path: path.write_bytes(weights))
-    _write_atomically(folder / CONFIG, lambda path: path.write_text(config, encoding="utf-8"))
+    for name, data in model_files(model).items():
+        write_atomically(folder / name, data)
+
+
+def model_files(model: nn.Module) -> dict[str, bytes]:
+    """The files of any model, by name: its weights, and its configuration if it is one of ours."""
+    from safetensors.torch import save  # here: importing the library brings nothing but torch
+
+    files = {WEIGHTS: save(distinct_tensors(model), metadata={"format": "pt"})}
+    if isinstance(model, LanguageModel):
+        config = json.dumps(model.config.to_dict(), indent=2) + "\n"
+        files[CONFIG] = config.encode()
+    return files
+
+
+def distinct_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name; what is shared appears once, under its first name."""
+    found: dict[str, Tensor] = {}
+    seen: set[tuple[object, ...]] = set()
+    for name, tensor in model.state_dict().items():
+        memory = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride())
+        if tensor.numel() == 0 or memory not in seen:  # safetensors refuses two names for one
+            seen.add(memory)
+            found[name] = tensor.detach().contiguous()
+    return found
 
 
 def load_model(folder: str | os.PathLike[str], *, device: str = "cpu") -> LanguageModel:
@@ -48,18 +65,3 @@ def load_model(folder: str | os.PathLike[str], *, device: str = "cpu") -> Langua
     if model.config.tie_embeddings:
         model.head.weight = model.embedding.weight
     return model
-
-
-def _write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Write beside the target, flush to the disk, and put it in place in one move."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    part = Path(name)
-    try:
-        write(part)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        part.chmod(0o644)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -1,4 +1,6 @@
-r"""Parameter groups of the paper's pretraining (``app:lm-details``, ``tab:lm-pretrain-hparams``).
+r"""Parameter groups: those of the paper's pretraining, and one for all that its tasks use.
+
+Pretraining (``app:lm-details``, ``tab:lm-pretrain-hparams``):
 
 ============  =================================================  =========  ============
  group         what                                               base rate  weight decay
@@ -108,6 +110,39 @@ def param_groups(
         }
         for name in GROUPS
         if members[name]
+    ]
+
+
+def flat_groups(
+    model: nn.Module,
+    *,
+    lr: float = 1e-3,
+    weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+) -> list[dict[str, Any]]:
+    """One group for ``torch.optim.AdamW``; the defaults are those of the synthetic tasks.
+
+    Args:
+        model: any model; parameters that need no gradient are left out.
+        lr: rate of everything.
+        weight_decay: of everything.
+        betas: of Adam.
+        eps: of Adam.
+
+    Returns:
+        The group in a list: name, params, lr, weight_decay, betas, eps.
+    """
+    params = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        {
+            "name": "all",
+            "params": params,
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "betas": betas,
+            "eps": eps,
+        }
     ]
 
 

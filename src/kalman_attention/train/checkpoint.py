@@ -1,0 +1,223 @@
+"""Checkpoints on disk: folders ``step-00000040`` that are whole or not there.
+
+A checkpoint is written under a hidden name, flushed, and renamed: a process that is killed at any
+moment leaves the one before it. Its ``checkpoint.json`` lists every file with size and SHA-256, so
+that a truncated, changed or foreign file is recognised. Nothing is pickled.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kalman_attention.models.files import sync_folder, write_file
+
+MANIFEST = "checkpoint.json"
+KEPT = 2
+"""Newest checkpoints that are kept, besides the best: one, and one to fall back on."""
+
+_FORMAT = 1
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be written or read."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read and found whole.
+
+    Attributes:
+        folder: where it is.
+        step: updates made until then.
+        state: what the writer put into it, besides files.
+    """
+
+    folder: Path
+    step: int
+    state: dict[str, Any]
+
+
+def write_checkpoint(
+    folder: Path, step: int, files: Mapping[str, bytes], state: Mapping[str, Any]
+) -> Path:
+    """Add a checkpoint to a folder of checkpoints.
+
+    Args:
+        folder: of all checkpoints of a run.
+        step: its number.
+        files: contents by name.
+        state: plain values that survive JSON.
+
+    Returns:
+        Its folder.
+    """
+    target = checkpoint_folder(folder, step)
+    part = folder / f".part-{step}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        for name, data in files.items():
+            write_file(part / name, data)
+        write_file(part / MANIFEST, _manifest(step, files, state))
+        sync_folder(part)
+        if target.exists():
+            _discard(target)
+        os.rename(part, target)
+        sync_folder(folder)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)  # on a full disk this makes room
+        kept = checkpoints(folder)
+        last = f"{kept[0]} is intact" if kept else "there is none before it"
+        raise CheckpointError(
+            f"cannot write checkpoint {target}: {error.strerror or error}. The last one, {last}. "
+            "Put this right and start again with the same folder to continue from there."
+        ) from error
+    return target
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Read a checkpoint and check every byte of it."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        digest = manifest.pop("digest")
+        whole = digest == _digest(_canonical(manifest)) and manifest["format"] == _FORMAT
+        listed = manifest["files"] if whole else {}
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} holds no {MANIFEST}: it is no checkpoint.") from None
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{folder / MANIFEST} is damaged: {error!r}.") from error
+    if not whole:
+        raise CheckpointError(f"{folder / MANIFEST} is damaged, or of another format.")
+    for name, expected in listed.items():
+        _check_file(folder / name, expected)
+    return Checkpoint(folder, manifest["step"], manifest["state"])
+
+
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole; damaged ones are put aside, with a warning.
+
+    Args:
+        folder: of all checkpoints of a run.
+
+    Returns:
+        None if there is no checkpoint at all. If there are only damaged ones, that is an error: a
+        run does not start anew by itself.
+    """
+    problems: list[tuple[Path, str]] = []
+    for path in checkpoints(folder):
+        try:
+            found = read_checkpoint(path)
+        except CheckpointError as error:
+            problems.append((path, str(error)))
+            continue
+        for damaged, problem in problems:
+            aside = folder / f"damaged-{damaged.name}"
+            shutil.rmtree(aside, ignore_errors=True)
+            os.rename(damaged, aside)
+            text = f"{problem} Put aside as {aside.name}; going back to step {found.step}."
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return found
+    if problems:
+        listed = "\n".join(f"  {problem}" for _, problem in problems)
+        raise CheckpointError(
+            f"no checkpoint in {folder} can be read:\n{listed}\nRestore one of them from a copy, "
+            "or remove the folder to train from the start."
+        )
+    return None
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Folders of all checkpoints, newest first, whole or not."""
+    return sorted(folder.glob("step-*"), key=lambda path: path.name, reverse=True)
+
+
+def checkpoint_folder(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step is."""
+    return folder / f"step-{step:08d}"
+
+
+def prune_checkpoints(folder: Path, keep: set[int]) -> None:
+    """Remove all but the newest, and those of the steps to keep."""
+    kept = {checkpoint_folder(folder, step) for step in keep}
+    for path in checkpoints(folder)[KEPT:]:
+        if path not in kept:
+            _discard(path)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a killed process left half written or half removed."""
+    for path in folder.glob(".*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def point_to(link: Path, target: Path) -> None:
+    """Make a relative link, or move it, in one step; where links are not allowed, do without."""
+    part = link.with_name(f".{link.name}.part")
+    with suppress(OSError, NotImplementedError):
+        part.unlink(missing_ok=True)
+        part.symlink_to(os.path.relpath(target, link.parent), target_is_directory=True)
+        os.replace(part, link)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from training in the same folder; a kill releases it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(
+                f"another process is training in {folder}. Wait for it or stop it, or choose "
+                "another folder."
+            ) from None
+        yield
+
+
+def _discard(path: Path) -> None:
+    """Remove a checkpoint without ever leaving half of it under its name."""
+    aside = path.with_name(f".old-{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    os.rename(path, aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _manifest(step: int, files: Mapping[str, bytes], state: Mapping[str, Any]) -> bytes:
+    listed = {name: {"bytes": len(data), "sha256": _digest(data)} for name, data in files.items()}
+    manifest = {"format": _FORMAT, "step": step, "files": listed, "state": state}
+    return json.dumps({"digest": _digest(_canonical(manifest)), **manifest}, indent=1).encode()
+
+
+def _canonical(manifest: Mapping[str, Any]) -> bytes:
+    return json.dumps(manifest, sort_keys=True).encode()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _check_file(path: Path, expected: Mapping[str, Any]) -> None:
+    """Compare size, then contents, a piece at a time."""
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing.")
+    size = path.stat().st_size
+    if size != expected["bytes"]:
+        raise CheckpointError(f"{path} is damaged: {size} bytes instead of {expected['bytes']}.")
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    if digest.hexdigest() != expected["sha256"]:
+        raise CheckpointError(f"{path} is damaged: its contents have changed.")

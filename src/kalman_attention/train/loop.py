@@ -1,0 +1,347 @@
+"""The training loop: one for synthetic tasks and for language models."""
+
+import contextlib
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kalman_attention.train.checkpoint import (
+    Checkpoint,
+    checkpoint_folder,
+    locked,
+    newest_checkpoint,
+    point_to,
+    prune_checkpoints,
+    remove_leftovers,
+    write_checkpoint,
+)
+from kalman_attention.train.config import TrainConfig
+from kalman_attention.train.data import Batches
+from kalman_attention.train.metrics import MetricsLog
+from kalman_attention.train.objective import Evaluate, Loss
+from kalman_attention.train.progress import Progress
+from kalman_attention.train.result import Best, Reason, Result
+from kalman_attention.train.seeds import derive_seed, own_randomness, seed_global
+from kalman_attention.train.signals import Signals
+from kalman_attention.train.snapshot import (
+    check_identity,
+    identity,
+    load_optimiser,
+    load_weights,
+    snapshot_files,
+)
+from kalman_attention.train.update import Updater
+
+
+def fit(
+    model: nn.Module,
+    batches: Batches,
+    loss: Loss,
+    config: TrainConfig,
+    *,
+    folder: str | os.PathLike[str],
+    evaluate: Evaluate | None = None,
+    groups: Sequence[dict[str, Any]] | None = None,
+    about: Mapping[str, Any] | None = None,
+    resume: bool = True,
+    progress: bool = True,
+    tensorboard: bool = False,
+    command: str | None = None,
+) -> Result:
+    """Train a model, from the start or from where the folder says.
+
+    Killed at any moment and called again with the same arguments, it ends with the same bits as
+    if it had never been killed.
+
+    Args:
+        model: what to train, in place, on the device it is on.
+        batches: what to train on.
+        loss: what to minimise.
+        config: how.
+        folder: of the run: ``checkpoints/``, links ``last`` and ``best``, ``metrics.jsonl``.
+        evaluate: what to measure, every ``config.eval_every`` updates.
+        groups: parameter groups for AdamW, such as ``optim.param_groups`` builds; None for one
+            group with the rate of the config.
+        about: whatever else defines the run and survives JSON; a checkpoint that was written with
+            something else is refused.
+        resume: False refuses a folder that holds checkpoints; nothing is ever overwritten.
+        progress: show how it goes, on standard error.
+        tensorboard: also write for TensorBoard.
+        command: how to continue after an interruption; None for the command that was run.
+
+    Returns:
+        ``Result``; with ``result.history`` and ``result.best``.
+
+    Raises:
+        NonFiniteError: a loss or gradient is infinite or NaN; the update is kept for inspection.
+        KeyboardInterrupt: Ctrl-C, after saving. SIGTERM raises SystemExit with code 143.
+    """
+    where = Path(folder)
+    where.mkdir(parents=True, exist_ok=True)
+    device = next(model.parameters()).device
+    with (
+        locked(where),
+        own_randomness(device),
+        _threads(config.threads),
+        Signals(announce=progress) as signals,
+    ):
+        updater = Updater(model, batches, loss, config, groups, where)
+        run = _Run(updater, evaluate, signals, command or _own_command())
+        own = identity(config, model, updater.optimiser.param_groups, about or {})
+        try:
+            run.start(own, resume=resume, progress=progress, tensorboard=tensorboard)
+            return run.train()
+        finally:
+            run.close()
+
+
+@dataclass
+class _State:
+    """All of a run, besides tensors, that a checkpoint holds."""
+
+    step: int = 0
+    seconds: float = 0.0
+    stale: int = 0  # evaluations since the best
+    best: dict[str, Any] | None = None
+    batches: dict[str, Any] = field(default_factory=dict)
+    threads: int = 0
+    torch: str = ""
+
+
+class _Run:
+    log: MetricsLog | None = None
+    progress: Progress | None = None
+
+    def __init__(
+        self,
+        updater: Updater,
+        evaluate: Evaluate | None,
+        signals: Signals,
+        command: str | None,
+    ) -> None:
+        config = updater.config
+        if config.monitor is not None and evaluate is None:
+            raise ValueError(
+                f"monitor is {config.monitor!r}, but there is nothing that measures it: pass "
+                "evaluate."
+            )
+        self.updater, self.evaluate, self.signals = updater, evaluate, signals
+        self.config, self.model, self.batches = config, updater.model, updater.batches
+        self.folder, self.command = updater.folder, command
+        self.checkpoints = self.folder / "checkpoints"
+        self.total, self.eval_every = _lengths(config, self.batches)
+        self.state = _State()
+        self.identity: dict[str, Any] = {}
+        self.saved: tuple[int, float] = (-1, 0.0)  # step and time of the last checkpoint
+        self.saved_best: set[int] = set()  # the best step that the last checkpoint knows
+
+    def start(
+        self, own: dict[str, Any], *, resume: bool, progress: bool, tensorboard: bool
+    ) -> None:
+        """Load the newest checkpoint, or write the first."""
+        self.identity = own
+        notes: list[str] = []
+        found = newest_checkpoint(self.checkpoints)
+        if found is not None:
+            if not resume:
+                raise ValueError(
+                    f"{self.folder} already holds a run, at step {found.step}. Choose another "
+                    "folder, or let resume=True continue it."
+                )
+            notes = self._load(found)
+        self.started = time.perf_counter() - self.state.seconds
+        self.log = MetricsLog(self.folder, self.state.step, tensorboard=tensorboard)
+        self.progress = Progress(
+            self.total, self.state.step, monitor=self.config.monitor, enabled=progress
+        )
+        for note in notes:
+            self.progress.note(note)
+        if found is None:
+            self._save()
+
+    def train(self) -> Result:
+        """Update until there is a reason to stop."""
+        self.model.train()
+        self.updater.clear_gradients()
+        while (reason := self._reason()) is None:
+            if self.signals.received:
+                self._interrupt()
+            values = self.updater.update(self.state.step, self.total)
+            self.state.step += 1
+            self._after(values)
+        if self.saved[0] != self.state.step:
+            self._save()
+        if self.signals.received:
+            self._interrupt()
+        return Result(folder=self.folder, step=self.state.step, reason=reason, best=self._best())
+
+    def close(self) -> None:
+        """Close files, and leave the live line."""
+        if self.log is not None:
+            self.log.close()
+        if self.progress is not None:
+            self.progress.close()
+
+    def _after(self, values: Mapping[str, float | Tensor]) -> None:
+        """Log, evaluate and save, whatever is due at this step."""
+        assert self.log is not None
+        assert self.progress is not None
+        step, config = self.state.step, self.config
+        last = step == self.total
+        self.progress.update(step, float(values["loss"]))
+        if last or step % config.log_every == 0:
+            plain = {name: float(value) for name, value in values.items()}
+            self.log.write("train", step, self._seconds(), plain)
+        improved = False
+        if self.evaluate is not None and (last or step % self.eval_every == 0):
+            improved = self._evaluate(self.evaluate)
+        every, seconds = config.save_every, config.save_seconds
+        due = every is not None and step % every == 0
+        late = seconds is not None and time.perf_counter() - self.saved[1] >= seconds
+        if improved or due or late:
+            self._save()
+
+    def _evaluate(self, evaluate: Evaluate) -> bool:
+        """Measure, remember, and say whether this is the best."""
+        assert self.log is not None
+        assert self.progress is not None
+        state, config = self.state, self.config
+        seed_global(derive_seed(config.seed, "evaluation"), self.updater.device)
+        self.model.eval()
+        with torch.no_grad(), self.updater.autocast():
+            found = {name: float(value) for name, value in evaluate(self.model).items()}
+        self.model.train()
+        self.log.write("eval", state.step, self._seconds(), found)
+        improved = False
+        if config.monitor is not None:
+            if config.monitor not in found:
+                raise ValueError(
+                    f"monitor is {config.monitor!r}, but the evaluation returns only "
+                    f"{', '.join(found) or 'nothing'}."
+                )
+            value = found[config.monitor]
+            improved = config.is_better(value, state.best["value"] if state.best else None)
+            state.stale = 0 if improved else state.stale + 1
+            if improved:
+                state.best = {"step": state.step, "value": value, "metrics": found}
+        self.progress.evaluated(state.step, found, best=improved)
+        return improved
+
+    def _save(self) -> None:
+        """Write a checkpoint of this moment."""
+        assert self.log is not None
+        self.log.sync()
+        state = self.state
+        state.seconds, state.batches = self._seconds(), self.batches.state_dict()
+        state.threads, state.torch = torch.get_num_threads(), str(torch.__version__)
+        files = snapshot_files(self.model, self.updater.optimiser)
+        stored = {"identity": self.identity, **vars(state)}
+        written = write_checkpoint(self.checkpoints, state.step, files, stored)
+        self._link(written)
+        # The checkpoint to fall back on knows the best before this one.
+        known = {state.best["step"]} if state.best else set()
+        prune_checkpoints(self.checkpoints, known | self.saved_best)
+        self.saved_best = known
+        self.saved = (state.step, time.perf_counter())
+
+    def _link(self, newest: Path) -> None:
+        point_to(self.folder / "last", newest)
+        if best := self._best():
+            point_to(self.folder / "best", best.folder)
+
+    def _load(self, found: Checkpoint) -> list[str]:
+        """Become what a checkpoint says; returns what the user should know."""
+        stored = dict(found.state)
+        check_identity(stored.pop("identity"), self.identity, found.folder)
+        load_weights(self.model, found.folder)
+        load_optimiser(self.model, self.updater.optimiser, found.folder)
+        self.state = _State(**stored)
+        self.batches.load_state_dict(self.state.batches)
+        self.saved = (found.step, time.perf_counter())
+        self.saved_best = {self.state.best["step"]} if self.state.best else set()
+        self._link(found.folder)  # a kill may have come between a checkpoint and its links
+        remove_leftovers(self.checkpoints)
+        notes = [f"resuming {self.folder} at step {found.step} of {self.total}"]
+        for name, before, now in (
+            ("torch", self.state.torch, str(torch.__version__)),
+            ("threads", self.state.threads, torch.get_num_threads()),
+        ):
+            if before != now:
+                notes.append(f"{name}: {before} until now, {now} from here: bits may differ.")
+        return notes
+
+    def _interrupt(self) -> None:
+        assert self.progress is not None
+        if self.saved[0] != self.state.step:
+            self._save()
+        how = f"run\n  {self.command}" if self.command else "call fit again in the same way"
+        self.progress.note(
+            f"{self.signals.name}: stopped and saved at step {self.state.step} of {self.total}, in "
+            f"{self.folder}. To continue, {how}"
+        )
+        self.signals.stop()
+
+    def _reason(self) -> Reason | None:
+        """Why to stop: a function of the state alone, so that a finished run stays finished."""
+        state, config = self.state, self.config
+        if state.best is not None and config.reaches_target(state.best["value"]):
+            return "target"
+        if config.patience is not None and state.stale >= config.patience:
+            return "patience"
+        return "max_steps" if state.step >= self.total else None
+
+    def _best(self) -> Best | None:
+        best = self.state.best
+        if best is None:
+            return None
+        return Best(**best, folder=checkpoint_folder(self.checkpoints, best["step"]))
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self.started
+
+
+def _lengths(config: TrainConfig, batches: Batches) -> tuple[int, int]:
+    """Number of updates, and updates between evaluations (more than all if only at the end)."""
+    length = len(batches) if isinstance(batches, Sized) else None
+    if length is None and (config.epochs is not None or config.eval_every == "epoch"):
+        raise ValueError(
+            "these batches have no length, so there are no epochs: give max_steps, and eval_every "
+            "in updates."
+        )
+    if config.max_steps is not None:
+        total = config.max_steps
+    else:
+        assert config.epochs is not None
+        assert length is not None
+        total = -(-config.epochs * length // config.accumulate)
+    if config.warmup_steps >= total:
+        raise ValueError(f"warmup_steps is {config.warmup_steps}, but there are {total} updates.")
+    if config.eval_every == "epoch":
+        assert length is not None
+        return total, -(-length // config.accumulate)
+    return total, config.eval_every or total + 1
+
+
+def _own_command() -> str | None:
+    """The command that runs this program; None in a notebook or a prompt."""
+    has_file = hasattr(sys.modules.get("__main__"), "__file__")
+    return shlex.join(sys.orig_argv) if has_file else None
+
+
+@contextlib.contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if number is not None:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,89 @@
+"""What to keep of an update that came out infinite or NaN: enough to make it happen again."""
+
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from kalman_attention.models.files import write_file
+from kalman_attention.models.storage import model_files
+from kalman_attention.train.batch import named_tensors
+
+FOLDER = "nonfinite"
+
+
+class NonFiniteError(ArithmeticError):
+    """A loss or a gradient is infinite or NaN.
+
+    Attributes:
+        folder: what was kept: the weights before the update, its batches, a report.
+    """
+
+    def __init__(self, message: str, folder: Path) -> None:
+        super().__init__(message)
+        self.folder = folder
+
+
+def keep_nonfinite(
+    run: Path,
+    step: int,
+    model: nn.Module,
+    batches: Sequence[Any],
+    losses: Sequence[float],
+    norm: float,
+    seed: int,
+) -> NonFiniteError:
+    """Save the offending update, and build the error that names it.
+
+    Args:
+        run: folder of the run.
+        step: updates made before it.
+        model: with the weights before the update, and the offending gradients.
+        batches: of the update.
+        losses: of each of them.
+        norm: of all gradients.
+        seed: that the global generators had at its start.
+
+    Returns:
+        The error to raise.
+    """
+    from safetensors.torch import save  # here: importing the library brings nothing but torch
+
+    folder = run / FOLDER / f"step-{step:08d}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    bad = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
+    ]
+    tensors = {name: t.detach().clone() for name, t in named_tensors(list(batches))}
+    report = {
+        "step": step,
+        "losses": [str(x) for x in losses],
+        "gradient_norm": str(norm),
+        "seed": seed,
+        "nonfinite_gradients": bad,
+    }
+    files = {
+        **model_files(model),
+        "batches.safetensors": save(tensors),
+        "report.json": json.dumps(report, indent=1).encode(),
+    }
+    for name, data in files.items():
+        write_file(folder / name, data)
+    what = f"the loss is {losses}" if not all(map(math.isfinite, losses)) else (
+        f"the loss is {losses} but the norm of the gradients is {norm}"
+    )  # fmt: skip
+    where = f" Gradients that are not finite: {', '.join(bad[:5])}." if bad else ""
+    return NonFiniteError(
+        f"update {step} (counted from 0): {what}.{where} Training stopped before it; the weights, "
+        f"the batches and a report are in {folder}. Try a lower learning rate, clip, or a longer "
+        "warm-up, in another folder.",
+        folder,
+    )

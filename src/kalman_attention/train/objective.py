@@ -1,0 +1,96 @@
+"""What is minimised and what is measured: plain callables, and those of language models."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, Protocol, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from kalman_attention.models.language_model import LanguageModel
+
+Metrics: TypeAlias = Mapping[str, float | Tensor]
+Evaluate: TypeAlias = Callable[[nn.Module], Mapping[str, float]]
+"""Measures a model, which is in evaluation mode and records no gradients."""
+
+
+class Loss(Protocol):
+    """Turns a batch into something to minimise."""
+
+    def __call__(
+        self, model: nn.Module, batch: Any, generator: torch.Generator
+    ) -> Tensor | tuple[Tensor, Metrics]:
+        """The loss, and metrics worth logging if there are any.
+
+        Args:
+            model: in training mode.
+            batch: as the batches give it.
+            generator: on the device of the model, seeded for this batch of this update.
+        """
+
+
+def token_loss(
+    kind: Literal["mean", "marginal"] = "mean", *, num_samples: int = 10, ignore_index: int = -100
+) -> Loss:
+    """The training losses of ``LanguageModel``.
+
+    Args:
+        kind: ``"mean"``, cross-entropy of the posterior mean, or ``"marginal"`` (KLA+).
+        num_samples: posterior samples of the marginal likelihood.
+        ignore_index: target that does not count.
+
+    Returns:
+        A loss for batches of tokens ``[B, T + 1]``, or of pairs (inputs, targets), ``[B, T]`` each.
+    """
+
+    def loss(model: nn.Module, batch: Any, generator: torch.Generator) -> Tensor:
+        inputs, targets = inputs_and_targets(batch)
+        return cast(LanguageModel, model).loss(
+            inputs,
+            targets,
+            kind=kind,
+            num_samples=num_samples,
+            generator=generator,
+            ignore_index=ignore_index,
+        )
+
+    return loss
+
+
+def token_evaluation(batches: Iterable[Any], *, ignore_index: int = -100) -> Evaluate:
+    """Loss and accuracy of a ``LanguageModel`` on given batches, by its posterior mean.
+
+    Args:
+        batches: as for ``token_loss``; gone through anew at each evaluation.
+        ignore_index: target that does not count.
+
+    Returns:
+        An evaluation with ``loss`` (nats per token that counts) and ``accuracy`` (of those tokens).
+    """
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        total, right, count = 0.0, 0, 0
+        for batch in batches:
+            inputs, targets = inputs_and_targets(batch)
+            logits = model(inputs).logits.flatten(0, 1).float()
+            flat = targets.flatten()
+            total += nn.functional.cross_entropy(
+                logits, flat, ignore_index=ignore_index, reduction="sum"
+            ).item()
+            counted = flat != ignore_index
+            right += int(((logits.argmax(-1) == flat) & counted).sum())
+            count += int(counted.sum())
+        if count == 0:
+            raise ValueError("there is nothing to evaluate: no batch has a target that counts.")
+        return {"loss": total / count, "accuracy": right / count}
+
+    return evaluate
+
+
+def inputs_and_targets(batch: Any) -> tuple[Tensor, Tensor]:
+    """A pair (inputs, targets) as it is, or tokens ``[B, T + 1]`` cut into what precedes what."""
+    if isinstance(batch, Tensor):
+        return batch[:, :-1], batch[:, 1:]
+    if len(batch) == 1:
+        return inputs_and_targets(batch[0])
+    inputs, targets = batch
+    return inputs, targets

@@ -1,0 +1,123 @@
+"""Everything that a run is at one moment: from model and optimiser to files, and back."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kalman_attention.models.storage import WEIGHTS, distinct_tensors, model_files
+from kalman_attention.train.checkpoint import MANIFEST, read_checkpoint
+from kalman_attention.train.config import TrainConfig
+
+OPTIMISER = "optimiser.safetensors"
+
+_SHOWN = 12
+
+
+def snapshot_files(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, bytes]:
+    """Contents of all files of a checkpoint, by name; moments are keyed by parameter name."""
+    from safetensors.torch import save  # here: importing the library brings nothing but torch
+
+    moments = {
+        f"{key}/{name}": value.detach().contiguous()
+        for name, parameter in model.named_parameters()
+        for key, value in optimiser.state.get(parameter, {}).items()
+    }
+    return {**model_files(model), OPTIMISER: save(moments)}
+
+
+def load_weights(model: nn.Module, folder: str | os.PathLike[str]) -> None:
+    """Give a model the weights of a checkpoint, for instance of the best: ``run/best``.
+
+    Args:
+        model: of the shape that was trained; changed in place.
+        folder: a folder with ``model.safetensors``.
+    """
+    from safetensors.torch import load_file
+
+    if (Path(folder) / MANIFEST).exists():
+        read_checkpoint(Path(folder))  # a damaged one is an error that says so
+    tensors = load_file(Path(folder) / WEIGHTS)
+    expected = set(distinct_tensors(model))
+    if set(tensors) != expected:
+        differ = sorted(set(tensors) ^ expected)[:_SHOWN]
+        raise ValueError(
+            f"{folder} holds the weights of another model: they differ in {', '.join(differ)}."
+        )
+    model.load_state_dict(tensors, strict=False)  # shared weights are stored under one name
+
+
+def load_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, folder: Path) -> None:
+    """Give an optimiser the moments of a checkpoint."""
+    from safetensors.torch import load_file
+
+    optimiser.state.clear()
+    for key_and_name, value in load_file(folder / OPTIMISER).items():
+        key, _, name = key_and_name.partition("/")
+        parameter = model.get_parameter(name)
+        # Adam counts its steps in a scalar that stays on the CPU unless the update is fused.
+        fused = bool(optimiser.defaults.get("fused"))
+        device = "cpu" if key == "step" and not fused else parameter.device
+        optimiser.state[parameter][key] = value.to(device, copy=True)  # not the mapped file
+
+
+def identity(
+    config: TrainConfig,
+    model: nn.Module,
+    groups: Sequence[Mapping[str, Any]],
+    about: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What must be equal in a run and in the checkpoint that it goes on from."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    described = {
+        str(group.get("name", i)): {
+            **{key: group[key] for key in ("lr", "weight_decay", "betas", "eps")},
+            "parameters": [names[id(parameter)] for parameter in group["params"]],
+        }
+        for i, group in enumerate(groups)
+    }
+    weights = {name: _describe(tensor) for name, tensor in distinct_tensors(model).items()}
+    found = {"config": config.fixed(), "model": weights, "groups": described, "about": about}
+    plain: dict[str, Any] = json.loads(json.dumps(found))
+    return plain
+
+
+def check_identity(stored: Mapping[str, Any], own: Mapping[str, Any], where: Path) -> None:
+    """Refuse a checkpoint of another run, with the differences."""
+    before, now = _flatten(stored), _flatten(own)
+    missing = "nothing"
+    lines = [
+        f"  {key}: {_short(before.get(key, missing))} there, {_short(now.get(key, missing))} here"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key, missing) != now.get(key, missing)
+    ]
+    if lines:
+        more = [f"  and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+        listed = "\n".join(lines[:_SHOWN] + more)
+        raise ValueError(
+            f"{where} is a checkpoint of another run:\n{listed}\nTo continue it, use its settings; "
+            "to train with these, choose another folder."
+        )
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

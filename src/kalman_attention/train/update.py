@@ -1,0 +1,160 @@
+"""One update of the weights: batches, loss, gradients, clipping, AdamW."""
+
+import contextlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kalman_attention.train.batch import to_device
+from kalman_attention.train.config import TrainConfig
+from kalman_attention.train.data import Batches
+from kalman_attention.train.nonfinite import keep_nonfinite
+from kalman_attention.train.objective import Loss, Metrics
+from kalman_attention.train.optim import flat_groups
+from kalman_attention.train.seeds import derive_seed, seed_global
+
+_TAKEN = ("kind", "step", "loss", "grad_norm", "lr", "seconds")
+
+
+class Updater:
+    """Updates a model; each update is a function of seed, step, weights, moments and batches.
+
+    Args:
+        model: on its device.
+        batches: where batches come from.
+        loss: what to minimise.
+        config: how.
+        groups: parameter groups for AdamW; None for one with the rate of the config.
+        folder: of the run, for what an update leaves that is not finite.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Batches,
+        loss: Loss,
+        config: TrainConfig,
+        groups: Sequence[dict[str, Any]] | None,
+        folder: Path,
+    ) -> None:
+        self.model, self.batches, self.loss = model, batches, loss
+        self.config, self.folder = config, folder
+        self.device = next(model.parameters()).device
+        self.optimiser = _optimiser(model, groups, config)
+        self._rates = [group["lr"] for group in self.optimiser.param_groups]
+        self._all = list(model.parameters())
+        self._parameters = _trained(model, self.optimiser)
+        self._generator = torch.Generator(self.device)
+
+    def update(self, step: int, total: int) -> dict[str, float | Tensor]:
+        """Make one update.
+
+        Args:
+            step: updates already made.
+            total: updates of the whole run.
+
+        Returns:
+            What there is to log: loss, norm of the gradients before clipping, rates, and the
+            metrics of the loss, which stay on their device.
+        """
+        self._set_rates(self.config.factor(step, total))
+        seed = derive_seed(self.config.seed, "step", step)
+        seed_global(seed, self.device)
+        batches, losses, metrics = self._backward(step)
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        *values, size = torch.stack([*losses, norm.to(losses[0])]).tolist()  # the only wait
+        if not (math.isfinite(size) and all(map(math.isfinite, values))):
+            raise keep_nonfinite(self.folder, step, self.model, batches, values, size, seed)
+        if self.config.clip is not None:
+            nn.utils.clip_grads_with_norm_(self._parameters, self.config.clip, norm)
+        self.optimiser.step()
+        self.clear_gradients()
+        mean = sum(values) / len(values)
+        return {"loss": mean, "grad_norm": size, **self._named_rates(), **_average(metrics)}
+
+    def clear_gradients(self) -> None:
+        """Forget all gradients, also of what no group trains."""
+        for parameter in self._all:
+            parameter.grad = None
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The context in which the model runs."""
+        if self.config.dtype == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def _backward(self, step: int) -> tuple[list[Any], list[Tensor], list[Metrics]]:
+        """Add up the gradients of all batches of an update."""
+        count = self.config.accumulate
+        batches, losses, metrics = [], [], []
+        for i in range(count):
+            batch = next(self.batches)
+            batch = batch if self.device.type == "cpu" else to_device(batch, self.device)
+            self._generator.manual_seed(derive_seed(self.config.seed, "loss", step, i))
+            loss, extra = self._loss(batch)
+            torch.autograd.backward(loss if count == 1 else loss / count)
+            batches.append(batch)
+            losses.append(loss.detach())
+            metrics.append(extra)
+        return batches, losses, metrics
+
+    def _loss(self, batch: Any) -> tuple[Tensor, Metrics]:
+        with self.autocast():
+            found = self.loss(self.model, batch, self._generator)
+        loss, extra = found if isinstance(found, tuple) else (found, {})
+        if loss.dim() != 0:
+            raise ValueError(
+                f"the loss must be one number, got shape {list(loss.shape)}: take the mean over "
+                "what it is made of."
+            )
+        return loss, extra
+
+    def _set_rates(self, factor: float) -> None:
+        for group, rate in zip(self.optimiser.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+
+    def _named_rates(self) -> dict[str, float]:
+        groups = self.optimiser.param_groups
+        if len(groups) == 1:
+            return {"lr": groups[0]["lr"]}
+        return {f"lr/{group.get('name', i)}": group["lr"] for i, group in enumerate(groups)}
+
+
+def _optimiser(
+    model: nn.Module, groups: Sequence[dict[str, Any]] | None, config: TrainConfig
+) -> torch.optim.AdamW:
+    """AdamW; the fused update gives the same bits wherever the tensors lie, and is the fastest."""
+    lr, decay, betas, eps = config.lr, config.weight_decay, config.betas, config.eps
+    if groups is None:
+        groups = flat_groups(model, lr=lr, weight_decay=decay, betas=betas, eps=eps)
+    own = [dict(group) for group in groups]  # the optimiser writes into them
+    return torch.optim.AdamW(own, lr=lr, weight_decay=decay, betas=betas, eps=eps, fused=True)
+
+
+def _trained(model: nn.Module, optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """What the optimiser trains, in the order of the model."""
+    chosen = {id(p) for group in optimiser.param_groups for p in group["params"]}
+    found = [p for p in model.parameters() if id(p) in chosen]
+    if len(found) != len(chosen):
+        raise ValueError(
+            f"groups hold {len(chosen) - len(found)} parameters that are not the model's, so that "
+            "no checkpoint would hold them: make what they belong to a part of the model."
+        )
+    return found
+
+
+def _average(metrics: Sequence[Metrics]) -> dict[str, float | Tensor]:
+    """Mean over the batches of an update, still on their device."""
+    found: dict[str, float | Tensor] = {}
+    for name in metrics[0]:
+        if name in _TAKEN:
+            raise ValueError(f"a metric of the loss is called {name!r}; the loop logs one itself.")
+        values = [each[name] for each in metrics]
+        total = sum(v.detach() if isinstance(v, Tensor) else v for v in values)
+        found[name] = total / len(values)
+    return found

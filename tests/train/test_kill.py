@@ -1,0 +1,79 @@
+"""Kill -9 at any moment, Ctrl-C and SIGTERM: training goes on as if nothing had happened."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.train import toy
+from tests.train.killing import final
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX processes"),
+]
+
+
+def kill(*arguments):
+    command = [sys.executable, "-m", "tests.train.killing", *map(str, arguments)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_ten_kills_at_random_moments(tmp_path):
+    found = kill("random", tmp_path, time.time_ns())
+    assert len(found["kills"]) == 10
+    expected = final(tmp_path / "whole")
+    for name in found["runs"]:
+        assert final(tmp_path / name) == expected
+
+
+def test_a_kill_in_every_call_that_changes_the_disk():
+    # Three checkpoints: files are opened and half written, folders made, moved and removed.
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # faster; order is what counts
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        assert kill("writes", folder)["kills"] > 30
+
+
+def start(folder):
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.train.toy", str(folder)], cwd=ROOT, env=ENVIRONMENT,
+        text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def steps(folder):
+    path = folder / "metrics.jsonl"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def test_ctrl_c_and_sigterm_save_and_say_how_to_continue(tmp_path):
+    folder = tmp_path / "run"
+    for number, code, name in ((signal.SIGINT, -2, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")):
+        process, before = start(folder), steps(folder)
+        while steps(folder) < before + 5:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        process.send_signal(number)
+        _, shown = process.communicate(timeout=60)
+        assert process.returncode == code, shown
+        assert f"{name}: saving after this step" in shown
+        last = toy.records(folder)[-1]["step"]
+        assert f"{name}: stopped and saved at step {last} of 80" in shown
+        assert f"To continue, run\n  {sys.executable} -m tests.train.toy {folder}" in shown
+        assert os.path.basename(os.readlink(folder / "last")) == f"step-{last:08d}"
+    toy.run(folder, **toy.LONGER)
+    toy.run(tmp_path / "whole", **toy.LONGER)
+    assert final(folder) == final(tmp_path / "whole")
