@@ -28,9 +28,15 @@ class Embedding(nn.Embedding):
 
 
 class Head(nn.Linear):
-    """From the residual stream to logits."""
+    """From the residual stream to logits; a bias, if there is one, starts at 0."""
 
     parameter_group: ClassVar[str] = "head"
+
+    def reset_parameters(self) -> None:
+        """Start afresh."""
+        super().reset_parameters()
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
 
 class LanguageModel(nn.Module):
@@ -48,7 +54,7 @@ class LanguageModel(nn.Module):
         self.embedding = Embedding(config.vocab_size, config.d_model)
         self.blocks = nn.ModuleList(Block(config, mixer) for mixer in config.layers)
         self.norm = RMSNorm(config.d_model, config.norm_eps)
-        self.head = Head(config.d_model, config.vocab_size, bias=False)
+        self.head = Head(config.d_model, config.vocab_size, bias=config.head_bias)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
         self._start()
