@@ -30,7 +30,7 @@ from kalman_attention.tasks.task import (
 SPECIAL = ("PAD", "BOS", "UNK", "EOS", "SEP", "CLS", "MASK")
 """Tokens after those of the elements; the published vocabulary has all of them."""
 
-_ENUMERABLE = 2**24
+_ENUMERABLE = 2**22
 """Problems that are numbered and shuffled rather than drawn until enough are different."""
 _DRAWN = 1 << 16
 

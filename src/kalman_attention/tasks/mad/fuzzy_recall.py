@@ -8,7 +8,7 @@
 A motif is an ordered choice of different tokens. In training, keys have one to three tokens, in
 test always three: the test asks for more than training shows. Training targets are the next token
 everywhere, padding included. A last pair, the probe, repeats a pair that was placed somewhere in
-the context; about one time in 70 its place lies past the end and the question has no answer.
+the context; about one time in 43 its place lies past the end and the question has no answer.
 """
 
 import itertools
