@@ -1,7 +1,7 @@
 """``kla task``: list the synthetic tasks, and look at their sequences."""
 
 import argparse
-import os
+import shutil
 from collections.abc import Sequence
 
 from kalman_attention.cli.table import render
@@ -79,4 +79,4 @@ def picture(found: Sequences, names: Sequence[str], *, row: int, width: int) -> 
 
 
 def _width() -> int:
-    return int(os.environ.get("COLUMNS", 100))
+    return shutil.get_terminal_size((100, 24)).columns
