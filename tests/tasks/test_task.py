@@ -113,8 +113,9 @@ def test_leakage_is_exact():
 def test_errors():
     with pytest.raises(ValueError, match="Known tasks: recall, noisy_recall"):
         make_task("copying")
-    with pytest.raises(ValueError, match="'train' or 'test'"):
-        make_task("recall").generate("valid")
+    for name in ("recall", "a5"):
+        with pytest.raises(ValueError, match="'train' or 'test'"):
+            make_task(name).generate("valid")
     with pytest.raises(ValueError, match="count must be at least 0"):
         make_task("recall").generate("test", count=-1)
 

@@ -167,7 +167,6 @@ def metrics_for(task: Task) -> dict[str, Metric]:
     if isinstance(task, Compression):
         both["content_accuracy"] = TokenAccuracy(ignored=task.vocab_size - 1)
     if isinstance(task, Permutations):
-        # With BOS right, as it always is, sequences are right with and without it.
         skip = int(task.bos)
         return {
             "sequence_accuracy": SequenceAccuracy(),

@@ -21,6 +21,7 @@ from kalman_attention.models.block import Block
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.language_model import Embedding, Head
 from kalman_attention.models.output import ModelOutput
+from kalman_attention.models.stack import BlockStack
 from kalman_attention.nn.norms import RMSNorm
 
 
@@ -94,7 +95,7 @@ class CodeReadout(NamedTuple):
     context: tuple[Tensor, ...]
 
 
-class Autoencoder(nn.Module):
+class Autoencoder(BlockStack):
     """Reconstructs a sequence from what its encoder holds after the last token.
 
     Methods have the names and meanings of those of ``LanguageModel``.
@@ -229,14 +230,6 @@ class Autoencoder(nn.Module):
             generator=generator,
             ignore_index=ignore_index,
         )
-
-    def num_parameters(self) -> int:
-        """Number of parameters."""
-        return sum(p.numel() for p in self.parameters())
-
-    def stack(self) -> list[Block]:
-        """The blocks of the encoder, first one first."""
-        return list(self.blocks)  # type: ignore[arg-type]
 
     def _decode(self, x: Tensor) -> Tensor:
         hidden: Tensor = self.norm(self.decoder(x))

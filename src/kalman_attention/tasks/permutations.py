@@ -23,6 +23,7 @@ from kalman_attention.tasks.task import (
     Split,
     Task,
     at_least,
+    check_split,
     row_codes,
     uniform,
 )
@@ -106,7 +107,7 @@ class Permutations(Task):
         """Number of sequences in a split, where few problems exist fewer than asked for."""
         problems: int = self.order**self.seq_len
         test = min(self.test_size, problems // 5)
-        if split == "test":
+        if check_split(split) == "test":
             return test
         return min(self.train_size, problems - test) + self.num_pairs
 

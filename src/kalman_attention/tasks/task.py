@@ -81,7 +81,7 @@ class Task(ABC):
 
     def size(self, split: Split) -> int:
         """Number of sequences in a split."""
-        return self.train_size if _known(split) == "train" else self.test_size
+        return self.train_size if check_split(split) == "train" else self.test_size
 
     def generate(self, split: Split, *, seed: int = 0, count: int | None = None) -> Sequences:
         """The training or the test set of a seed.
@@ -97,7 +97,7 @@ class Task(ABC):
         rows = self.size(split) if count is None else count
         if rows < 0:
             raise ValueError(f"count must be at least 0, got {rows}.")
-        return self._blocks(_known(split), split, seed, rows)
+        return self._blocks(check_split(split), split, seed, rows)
 
     def stream(
         self, batch_size: int, *, split: Split = "train", seed: int = 0
@@ -112,7 +112,7 @@ class Task(ABC):
         Yields:
             ``Sequences`` of ``batch_size`` rows.
         """
-        _known(split)
+        check_split(split)
         block = 0
         while True:
             yield self._draw(split, batch_size, self._generator("fresh", seed, block), seed)
@@ -183,7 +183,8 @@ def at_least(task: object, **bounds: int) -> None:
             raise ValueError(f"{name} must be at least {least}, got {getattr(task, name)}.")
 
 
-def _known(split: str) -> str:
+def check_split(split: str) -> str:
+    """The split, or an error that says which there are."""
     if split not in ("train", "test"):
         raise ValueError(f"split must be 'train' or 'test', got {split!r}.")
     return split

@@ -103,7 +103,7 @@ class FuzzyRecall(Task):
             text.append(key, value, scored=known >= 0, where=active)
             remembered = torch.where(active, value, known)
             bound.scatter_(1, key.unsqueeze(1), remembered.unsqueeze(1))
-            placed |= active & is_probe
+            placed |= is_probe
         always = torch.ones(count, dtype=torch.bool)
         text.append(probe_key, probe_value, scored=always, where=always)
         tokens, targets = text.flush_right(self.vocab_size - 1)
