@@ -239,3 +239,15 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         save_model(model, tmp_path)
     assert (tmp_path / "model.safetensors").read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_bias_on_the_head_starts_at_zero_and_is_stored(tmp_path, tied):
+    with_bias, ids = small(head_bias=True, tie_embeddings=tied), text(2, 5)
+    assert not bool(with_bias.head.bias.any())
+    bias = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(0))
+    before = with_bias(ids).logits
+    with_bias.head.bias.data.copy_(bias)
+    torch.testing.assert_close(with_bias(ids).logits, before + bias)
+    save_model(with_bias, tmp_path)
+    assert torch.equal(load_model(tmp_path).head.bias, bias)

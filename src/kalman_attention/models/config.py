@@ -33,6 +33,7 @@ class LanguageModelConfig:
         norm_eps: added to the mean square in the norms.
         embedding_std: spread of the initial embeddings.
         head_std: spread of the initial head; None for ``nn.Linear``'s own start.
+        head_bias: add a learned bias, 0 at the start, to the logits.
     """
 
     vocab_size: int
@@ -48,6 +49,7 @@ class LanguageModelConfig:
     norm_eps: float = 1e-5
     embedding_std: float = 0.02
     head_std: float | None = None
+    head_bias: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plan", parse_plan(self.plan))

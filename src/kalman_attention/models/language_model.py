@@ -14,6 +14,7 @@ from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.generation import Generation, Sampling, generate
 from kalman_attention.models.output import ModelOutput, ModelReadout
 from kalman_attention.models.presets import preset
+from kalman_attention.models.stack import BlockStack
 from kalman_attention.models.uncertainty import Uncertainty, uncertainty
 from kalman_attention.nn.mixer import LayerOutput
 from kalman_attention.nn.norms import RMSNorm
@@ -28,12 +29,18 @@ class Embedding(nn.Embedding):
 
 
 class Head(nn.Linear):
-    """From the residual stream to logits."""
+    """From the residual stream to logits; a bias, if there is one, starts at 0."""
 
     parameter_group: ClassVar[str] = "head"
 
+    def reset_parameters(self) -> None:
+        """Start afresh."""
+        super().reset_parameters()
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
-class LanguageModel(nn.Module):
+
+class LanguageModel(BlockStack):
     """A stack of mixers that predicts the next token.
 
     Args:
@@ -48,7 +55,7 @@ class LanguageModel(nn.Module):
         self.embedding = Embedding(config.vocab_size, config.d_model)
         self.blocks = nn.ModuleList(Block(config, mixer) for mixer in config.layers)
         self.norm = RMSNorm(config.d_model, config.norm_eps)
-        self.head = Head(config.d_model, config.vocab_size, bias=False)
+        self.head = Head(config.d_model, config.vocab_size, bias=config.head_bias)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
         self._start()
@@ -335,10 +342,6 @@ class LanguageModel(nn.Module):
             output_uncertainty=output_uncertainty,
         )
 
-    def num_parameters(self) -> int:
-        """Number of parameters, each counted once."""
-        return sum(p.numel() for p in self.parameters())
-
     def _run(self, block: Block, x: Tensor, *args: Any) -> LayerOutput:
         state, mask, cu_seqlens, return_variance, sample = args
 
@@ -378,7 +381,3 @@ class LanguageModel(nn.Module):
     def logits(self, x: Tensor) -> Tensor:
         """Logits from the residual stream after the last block, ``[..., d_model]``."""
         return self._logits(self.norm(x))
-
-    def stack(self) -> list[Block]:
-        """The blocks, first one first."""
-        return list(self.blocks)  # type: ignore[arg-type]

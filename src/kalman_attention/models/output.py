@@ -1,6 +1,7 @@
-"""What a language model returns."""
+"""What a model returns."""
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -22,6 +23,30 @@ class ModelOutput(NamedTuple):
     states: tuple[Any, ...]
     hidden: Tensor
     variances: tuple[Tensor | None, ...] | None
+
+
+class PosteriorReadout(Protocol):
+    """One pass stopped at a posterior: what the decoder of KLA+ averages over."""
+
+    @property
+    def mean(self) -> Tensor:
+        """Posterior mean of the read-out, ``[B, T, d_inner]``."""
+
+    @property
+    def variance(self) -> Tensor:
+        """Posterior variance of the read-out, likewise."""
+
+    @property
+    def context(self) -> tuple[Tensor, ...]:
+        """What the decoder needs beside a read-out, ``[B, T, ...]`` each."""
+
+
+class Writer(Protocol):
+    """A model that can go on from a read-out."""
+
+    @property
+    def write(self) -> Callable[..., Tensor]:
+        """From read-outs ``[..., T, d_inner]`` and their context to logits ``[..., T, V]``."""
 
 
 class ModelReadout(NamedTuple):

@@ -3,9 +3,11 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
+from kalman_attention.models.autoencoder import Autoencoder, AutoencoderConfig
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.files import write_atomically
 from kalman_attention.models.language_model import LanguageModel
@@ -13,7 +15,7 @@ from kalman_attention.models.language_model import LanguageModel
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
-def save_model(model: LanguageModel, folder: str | os.PathLike[str]) -> None:
+def save_model(model: LanguageModel | Autoencoder, folder: str | os.PathLike[str]) -> None:
     """Write a model. Each file appears whole or not at all, also after a crash.
 
     Args:
@@ -31,7 +33,7 @@ def model_files(model: nn.Module) -> dict[str, bytes]:
     from safetensors.torch import save  # here: importing the library brings nothing but torch
 
     files = {WEIGHTS: save(distinct_tensors(model), metadata={"format": "pt"})}
-    if isinstance(model, LanguageModel):
+    if isinstance(model, LanguageModel | Autoencoder):
         config = json.dumps(model.config.to_dict(), indent=2) + "\n"
         files[CONFIG] = config.encode()
     return files
@@ -50,18 +52,35 @@ def distinct_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_model(folder: str | os.PathLike[str], *, device: str = "cpu") -> LanguageModel:
-    """Read a model that ``save_model`` wrote, with the dtypes it had then."""
-    from safetensors.torch import load_file
-
-    folder = Path(folder)
-    if not (folder / CONFIG).is_file():
-        raise ValueError(f"{folder} holds no {CONFIG}: it is not a folder that save_model wrote.")
-    data = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    """Read a language model that ``save_model`` wrote, with the dtypes it had then."""
+    data, tensors = _read(folder, device)
+    if "encoder" in data:
+        raise ValueError(f"{folder} holds an autoencoder: read it with load_autoencoder.")
     model = LanguageModel(LanguageModelConfig.from_dict(data))
-    tensors = load_file(folder / WEIGHTS, device=device)
     if model.config.tie_embeddings:
         tensors["head.weight"] = tensors["embedding.weight"]
     model.load_state_dict(tensors, assign=True)
     if model.config.tie_embeddings:
         model.head.weight = model.embedding.weight
     return model
+
+
+def load_autoencoder(folder: str | os.PathLike[str], *, device: str = "cpu") -> Autoencoder:
+    """Read an autoencoder that ``save_model`` wrote, with the dtypes it had then."""
+    data, tensors = _read(folder, device)
+    if "encoder" not in data:
+        raise ValueError(f"{folder} holds a language model: read it with load_model.")
+    model = Autoencoder(AutoencoderConfig.from_dict(data))
+    model.load_state_dict(tensors, assign=True)
+    return model
+
+
+def _read(folder: str | os.PathLike[str], device: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Configuration and tensors of a folder."""
+    from safetensors.torch import load_file
+
+    folder = Path(folder)
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} holds no {CONFIG}: it is not a folder that save_model wrote.")
+    data = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    return data, load_file(folder / WEIGHTS, device=device)

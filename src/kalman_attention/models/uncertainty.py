@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kalman_attention._typing import Mask, Values
-from kalman_attention.models.output import ModelReadout
+from kalman_attention.models.output import ModelReadout, PosteriorReadout, Writer
 from kalman_attention.nn.kla import KLA, Readout
 from kalman_attention.ops.kla_scan import kla_scan
 
@@ -75,8 +75,8 @@ def predict_marginal(sample_logits: Tensor) -> Prediction:
 
 
 def predictions(
-    model: "LanguageModel",
-    found: ModelReadout,
+    model: Writer,
+    found: PosteriorReadout,
     *,
     num_samples: int = 0,
     generator: torch.Generator | None = None,

@@ -146,9 +146,13 @@ def test_fixed_noise_stays_fixed(tmp_path):
     assert fixed == [f"model.blocks.{i}.mixer.prior.raw_p" for i in range(2)]
 
 
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_resizing_the_vocabulary(tmp_path, tied):
-    model, ids = small(tie_word_embeddings=tied), text(2, 5)
+def test_resizing_the_vocabulary(tmp_path, tied, bias):
+    model, ids = small(tie_word_embeddings=tied, head_bias=bias), text(2, 5)
+    if bias:
+        assert not bool(model.lm_head.bias.any())  # as natively
+        torch.nn.init.normal_(model.lm_head.bias)
     before, groups = model(ids).logits, group_names(model)
     model.resize_token_embeddings(VOCABULARY + 5)
     assert model.config.vocab_size == VOCABULARY + 5
@@ -156,6 +160,7 @@ def test_resizing_the_vocabulary(tmp_path, tied):
     torch.testing.assert_close(after.logits[..., :VOCABULARY], before)
     assert (model.lm_head.weight is model.model.embedding.weight) == tied
     assert model.native().config.vocab_size == VOCABULARY + 5
+    assert (model.native().head.bias is not None) == bias
     assert group_names(model) == groups
     model.save_pretrained(tmp_path)
     found = AutoModelForCausalLM.from_pretrained(tmp_path)

@@ -24,6 +24,7 @@ _MODEL = {
     "norm_eps": "rms_norm_eps",
     "embedding_std": "initializer_range",
     "head_std": "head_initializer_range",
+    "head_bias": "head_bias",
 }
 _KLA = {
     "d_state": "state_size",
@@ -70,6 +71,7 @@ class KLAConfig(PreTrainedConfig):
         rms_norm_eps: added to the mean square in the norms.
         initializer_range: spread of the initial embeddings. The mixers start as they do natively.
         head_initializer_range: spread of the initial head; None for ``nn.Linear``'s own start.
+        head_bias: add a learned bias, 0 at the start, to the logits.
         state_size: memory slots per channel (native: d_state).
         inner_size: channels of the filter; None means hidden_size.
         conv_kernel: taps of the causal convolution.
@@ -114,6 +116,7 @@ class KLAConfig(PreTrainedConfig):
     rms_norm_eps: float = 1e-5
     initializer_range: float = 1.0
     head_initializer_range: float | None = 0.001
+    head_bias: bool = False
     state_size: int = 32
     inner_size: int | None = None
     conv_kernel: int = 4

@@ -89,8 +89,10 @@ class KLAPreTrainedModel(PreTrainedModel):
         config = self.config
         if isinstance(module, Embedding):
             nn.init.normal_(module.weight, std=config.initializer_range)
-        elif isinstance(module, Head) and config.head_initializer_range is not None:
-            nn.init.normal_(module.weight, std=config.head_initializer_range)
+        elif isinstance(module, Head):
+            module.reset_parameters()
+            if config.head_initializer_range is not None:
+                nn.init.normal_(module.weight, std=config.head_initializer_range)
         elif isinstance(module, KLA):
             if module.skip is not None:
                 nn.init.constant_(module.skip, config.skip)
@@ -284,7 +286,7 @@ class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
     def __init__(self, config: KLAConfig) -> None:
         super().__init__(config)
         self.model = KLAModel(config)
-        self.lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Head(config.hidden_size, config.vocab_size, bias=config.head_bias)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -298,9 +300,9 @@ class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
     def set_output_embeddings(self, value: nn.Linear) -> None:
         """Replace the head; it stays one that ``param_groups`` knows as such."""
         if not isinstance(value, Head):
-            weight = value.weight
-            value = Head(value.in_features, value.out_features, bias=False, device="meta")
-            value.weight = weight
+            weight, bias = value.weight, value.bias
+            value = Head(value.in_features, value.out_features, bias is not None, device="meta")
+            value.weight, value.bias = weight, bias
         self.lm_head = value
 
     @classmethod

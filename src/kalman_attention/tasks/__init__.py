@@ -1,0 +1,1 @@
+"""Synthetic tasks: small worlds in which one ability of a sequence mixer decides."""

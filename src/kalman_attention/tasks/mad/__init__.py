@@ -1,0 +1,1 @@
+"""The six tasks of MAD (mechanistic architecture design), at the published baseline difficulty."""

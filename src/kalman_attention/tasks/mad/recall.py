@@ -1,0 +1,127 @@
+"""In-context recall: say the value that a key had before in this sequence.
+
+Keys come at random, each bound to one value per sequence; keys may share a value. With noise, a
+pair may be replaced by two tokens that mean nothing.
+
+::
+
+    input         k0 v0 k0 v0 k3 v3 k2 v0 k0
+    train target  v0 k0 v0 k3 v3 k2 v0 k0 v0     the next token, everywhere
+    test target    _  _ v0  _  _  _  _  _ v0     the value, where its key was seen before
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from kalman_attention.tasks.task import IGNORE, Sequences, Split, Task, next_tokens, uniform
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recall(Task):
+    """Recall of values by keys, several times per sequence.
+
+    Attributes:
+        vocab_size: keys, then values, then noise tokens; half of what is not noise are keys.
+        seq_len: tokens of one problem, even; the model sees all but the last.
+        noise: probability that a pair is replaced by noise.
+        noise_vocab: number of noise tokens.
+        train_size: number of training sequences.
+        test_size: number of test sequences.
+    """
+
+    vocab_size: int = 16
+    seq_len: int = 128
+    noise: float = 0.0
+    noise_vocab: int = 0
+
+    scored: ClassVar[str] = "values whose key came before"
+    SHORT: ClassVar[dict[str, Any]] = {"vocab_size": 8, "seq_len": 16}
+
+    def __post_init__(self) -> None:
+        if self.seq_len % 2 or self.seq_len < 4:
+            raise ValueError(f"seq_len must be even and at least 4 (two pairs), got {self.seq_len}")
+        if not 0.0 <= self.noise < 1.0 or (self.noise > 0.0 and self.noise_vocab < 1):
+            raise ValueError(
+                f"noise must be in [0, 1) and have tokens to draw from, got noise={self.noise} "
+                f"with noise_vocab={self.noise_vocab}."
+            )
+        if self.noise_vocab < 0 or self.num_keys < 1:
+            raise ValueError(
+                f"vocab_size must hold a key, a value and the noise_vocab={self.noise_vocab} noise "
+                f"tokens, got {self.vocab_size}."
+            )
+
+    @property
+    def num_keys(self) -> int:
+        """Number of keys, tokens 0 to num_keys - 1."""
+        return (self.vocab_size - self.noise_vocab) // 2
+
+    @property
+    def num_values(self) -> int:
+        """Number of values, the tokens after the keys."""
+        return self.vocab_size - self.noise_vocab - self.num_keys
+
+    @property
+    def input_len(self) -> int:
+        """Length of a row of inputs: the last token is only ever a target."""
+        return self.seq_len - 1
+
+    @property
+    def chance(self) -> float:
+        """One value among all."""
+        return 1.0 / self.num_values
+
+    def token_names(self) -> list[str]:
+        """k0 k1 ... v0 v1 ... n0 n1 ..."""
+        counts = {"k": self.num_keys, "v": self.num_values, "n": self.noise_vocab}
+        return [f"{letter}{i}" for letter, count in counts.items() for i in range(count)]
+
+    def _draw(self, split: Split, count: int, generator: torch.Generator, seed: int) -> Sequences:
+        pairs = self.seq_len // 2
+        keys = uniform((count, pairs), self.num_keys, generator)
+        noisy = self._noisy_slots(count, pairs, generator)
+        first = _first_slots(keys, noisy, self.num_keys)
+        # The last pair asks for one of the keys that were shown, each as likely as the other.
+        shown = (first < pairs - 1).float()
+        keys[:, -1] = torch.multinomial(shown, 1, generator=generator).squeeze(1)
+        # A value per key and row, drawn ahead: as good as drawing it when the key first comes.
+        bound = self.num_keys + uniform((count, self.num_keys), self.num_values, generator)
+        values = bound.gather(1, keys)
+        if self.noise > 0.0:
+            lowest = self.num_keys + self.num_values
+            noise = lowest + uniform((2, count, pairs), self.noise_vocab, generator)
+            tokens = torch.where(noisy, noise, torch.stack([keys, values]))
+        else:
+            tokens = torch.stack([keys, values])
+        rows = next_tokens(tokens.permute(1, 2, 0).flatten(1))  # key and value take turns
+        if split == "train":
+            return rows
+        asked = ~noisy & (first.gather(1, keys) < torch.arange(pairs))
+        targets = torch.full_like(rows.inputs, IGNORE)
+        targets[:, ::2] = torch.where(asked, values, IGNORE)
+        return Sequences(rows.inputs, targets)
+
+    def _noisy_slots(self, count: int, pairs: int, generator: torch.Generator) -> Tensor:
+        """Which pairs are noise, ``[count, pairs]``: never the last, nor one drawn beforehand."""
+        if self.noise == 0.0:
+            return torch.zeros(count, pairs, dtype=torch.bool)
+        noisy = torch.rand(count, pairs, generator=generator) < self.noise
+        noisy.scatter_(1, uniform((count, 1), pairs, generator), False)
+        noisy[:, -1] = False
+        # If the last slot was the one drawn, nothing may be left to ask for.
+        noisy[noisy[:, :-1].all(1), 0] = False
+        return noisy
+
+
+def _first_slots(keys: Tensor, noisy: Tensor, num_keys: int) -> Tensor:
+    """Slot in which each key first comes, ``[n, num_keys]``; the number of slots if in none.
+
+    The last slot does not count: its key is settled afterwards.
+    """
+    pairs = keys.shape[1]
+    slots = torch.arange(pairs).expand_as(keys).masked_fill(noisy, pairs)
+    first = torch.full((len(keys), num_keys), pairs)
+    return first.scatter_reduce(1, keys[:, :-1], slots[:, :-1], "amin")
