@@ -1,4 +1,4 @@
-"""Causal softmax attention: rotary positions, optional QK-norm, KV cache."""
+"""Causal softmax attention: rotary positions and QK-norm on request, KV cache."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,19 +19,26 @@ class AttentionConfig:
         d_model: width of input and output.
         num_heads: heads; None means heads of 64 channels, or one head if d_model is below 64.
         qk_norm: divide queries and keys by their root mean square.
-        rotary_base: longest wavelength of the rotary positions, in tokens over 2 pi.
+        rotary_base: longest wavelength of the rotary positions, in tokens over 2 pi; None for no
+            positions at all, which leaves order to the causal mask and to other mixers.
     """
 
     d_model: int
     num_heads: int | None = None
     qk_norm: bool = True
-    rotary_base: float = 10_000.0
+    rotary_base: float | None = 10_000.0
 
     def __post_init__(self) -> None:
-        if self.d_model % self.heads or self.head_dim % 2:
+        if self.heads < 1 or self.d_model % self.heads:
             raise ValueError(
-                f"d_model = {self.d_model} does not split into {self.heads} heads of an even "
-                "number of channels (rotary positions turn pairs). Choose another num_heads."
+                f"d_model = {self.d_model} does not split into {self.heads} equal heads. Choose "
+                "another num_heads."
+            )
+        if self.rotary_base is not None and (self.head_dim % 2 or self.rotary_base <= 0.0):
+            raise ValueError(
+                f"rotary positions turn pairs of channels by angles of a positive base, but heads "
+                f"have {self.head_dim} channels and rotary_base is {self.rotary_base}. Choose "
+                "another num_heads or rotary_base, or rotary_base=None for no positions."
             )
 
     @property
@@ -127,7 +134,8 @@ class Attention(nn.Module):
         """Normalise heads ``[B, T, H, head_dim]`` and turn them to their positions."""
         if self.config.qk_norm:
             x = rms_norm(x)
-        return rotate(x, positions, self.config.rotary_base)
+        base = self.config.rotary_base
+        return x if base is None else rotate(x, positions, base)
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> Tensor:
         attention = nn.functional.scaled_dot_product_attention
