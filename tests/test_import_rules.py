@@ -39,7 +39,10 @@ MAY_IMPORT = {
 
 ONLY_IN = {
     "matplotlib": ("plots",),
-    "transformers": ("hf", "models.hf", "cli.bench_layer"),
+    "transformers": ("hf", "models.hf", "cli.bench_layer", "cli.bench_mixers"),
+    "mamba_ssm": ("baselines.mamba_kernels",),
+    "mambapy": ("cli.bench_mixers",),
+    "xlstm": ("cli.bench_mixers",),
     "lm_eval": ("evaluation.zero_shot",),
     "triton": ("ops.triton",),
     "ctypes": ("ops.cpu", "ops.cuda", "ops.triton", "cli.measure"),  # measure: mallopt

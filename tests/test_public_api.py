@@ -19,6 +19,8 @@ PUBLIC = [
     "LayerOutput",
     "LayerState",
     "LinearScanOutput",
+    "Mamba",
+    "MambaConfig",
     "ModelOutput",
     "ScanOutput",
     "discretise",

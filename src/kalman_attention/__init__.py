@@ -6,6 +6,8 @@
 # baselines
 from kalman_attention.baselines.attention import Attention as Attention
 from kalman_attention.baselines.attention import AttentionConfig as AttentionConfig
+from kalman_attention.baselines.mamba import Mamba as Mamba
+from kalman_attention.baselines.mamba import MambaConfig as MambaConfig
 
 # filtering
 from kalman_attention.filtering.moment import KLAState as KLAState

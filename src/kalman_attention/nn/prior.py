@@ -11,6 +11,7 @@ from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.ou import discretise
 from kalman_attention.nn.config import KLALayerConfig
 from kalman_attention.nn.links import inverse_softplus, log_uniform
+from kalman_attention.nn.pinned import Float32Module
 
 
 class Discretised(NamedTuple):
@@ -20,11 +21,8 @@ class Discretised(NamedTuple):
     p_bar: Dynamics
 
 
-class LatentPrior(nn.Module):
+class LatentPrior(Float32Module):
     """Parameters log_a, raw_p, raw_dt of the Ornstein-Uhlenbeck process and the first belief.
-
-    They stay float32 when the model is converted to a shorter type: a decay of 0.9999 has no
-    bfloat16. A conversion to float64 goes through.
 
     Args:
         config: options of the layer.
@@ -125,14 +123,6 @@ class LatentPrior(nn.Module):
             (x.data_ptr(), None if x.is_inference() else x._version) for x in own if x is not None
         )
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LatentPrior":
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self._cached = None
-
-        def at_least_float32(x: Tensor) -> Tensor:
-            moved = fn(x)
-            if moved.is_floating_point() and moved.dtype.itemsize < 4:
-                return x.to(device=moved.device, dtype=torch.float32)
-            return moved
-
-        super()._apply(at_least_float32, recurse)  # type: ignore[no-untyped-call]
-        return self
+        return super()._apply(fn, recurse)
