@@ -7,6 +7,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from kalman_attention import LanguageModel, load_model, save_model
 from kalman_attention.hf import KLAConfig, KLAForCausalLM, KLAModel
+from kalman_attention.models.mixers import MIXERS
+from kalman_attention.nn.pinned import Float32Module
 from kalman_attention.train.optim import group_names
 from tests.models import small as native_models
 from tests.models.hf.small import PLANS, VOCABULARY, config, small, text
@@ -74,7 +76,7 @@ def test_short_weights_with_float32_dynamics(tmp_path, dtype):
         assert found.logits.dtype == dtype
         torch.testing.assert_close(found.logits.float(), model(ids).logits, rtol=0.02, atol=0.03)
     cache = found.past_key_values
-    assert cache.layers[1].recurrent_states[0].dtype == torch.float32
+    assert cache.layers[1].state.belief.mean.dtype == torch.float32
     assert loaded.generate(ids, max_new_tokens=3, do_sample=False).shape == (2, 9)
     loaded.save_pretrained(tmp_path / "short")
     saved = load_file(tmp_path / "short" / "model.safetensors")
@@ -105,6 +107,19 @@ def test_the_start_is_the_native_one(plan, mlp):
         assert abs(std - expected[name][1]) < 0.25 * max(expected[name][1], 0.01), name
     model.init_weights()  # a second time changes nothing: the modules are marked
     assert spread(model).keys() == expected.keys()
+
+
+def test_every_pinned_module_is_known_to_transformers():
+    # transformers goes by name: a mixer whose dynamics must stay float32 needs its name here.
+    names = KLAModel._keep_in_fp32_modules_strict
+    model = small(" + ".join(MIXERS))
+    for name, module in model.named_modules():
+        if isinstance(module, Float32Module):
+            assert name.rpartition(".")[2] in names, name
+    for short in (model.to(torch.bfloat16), AutoModel.from_config(model.config, dtype="bfloat16")):
+        for name, parameter in short.named_parameters():
+            pinned = set(name.split(".")) & set(names)
+            assert (parameter.dtype == torch.float32) == bool(pinned), name
 
 
 def test_missing_keys_start_as_natively_and_the_others_are_kept(tmp_path):

@@ -24,11 +24,9 @@ from kalman_attention.models.hf.inputs_kla import next_labels, packed_borders, r
 from kalman_attention.models.language_model import Embedding, Head, LanguageModel
 from kalman_attention.models.output import ModelReadout
 from kalman_attention.models.uncertainty import Uncertainty, draw, predict_marginal
-from kalman_attention.nn.kla import KLA
 from kalman_attention.nn.mixer import LayerOutput
 from kalman_attention.nn.norms import RMSNorm
 from kalman_attention.nn.prior import LatentPrior
-from kalman_attention.nn.short_conv import ShortConv
 
 
 @dataclass
@@ -58,8 +56,9 @@ class KLAPreTrainedModel(PreTrainedModel):
     config_class = KLAConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    # The dynamics stay float32, whatever dtype is asked for: 0.9999 has no bfloat16.
-    _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["prior"]
+    # The dynamics stay float32, whatever dtype is asked for: 0.9999 has no bfloat16. These are
+    # the names of all modules that are a ``Float32Module``.
+    _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["prior", "state_space"]
     _no_split_modules: ClassVar[list[str]] = ["Block"]
     # A belief cannot go back to an earlier token: rules out assisted generation.
     _is_stateful = True
@@ -91,16 +90,11 @@ class KLAPreTrainedModel(PreTrainedModel):
             nn.init.normal_(module.weight, std=config.initializer_range)
         elif isinstance(module, Head) and config.head_initializer_range is not None:
             nn.init.normal_(module.weight, std=config.head_initializer_range)
-        elif isinstance(module, KLA):
-            if module.skip is not None:
-                nn.init.constant_(module.skip, config.skip)
-        elif isinstance(module, nn.Linear):
-            module.reset_parameters()
+        elif any(True for _ in module.parameters(recurse=False)):
+            module.reset_parameters()  # type: ignore[operator]
             if any(module is last for last in self._residual_outputs()):
                 branches = config.num_hidden_layers * (1 if config.mlp == "none" else 2)
-                module.weight.mul_(1.0 / math.sqrt(branches))
-        elif isinstance(module, (RMSNorm, ShortConv, LatentPrior)):
-            module.reset_parameters()
+                module.weight.mul_(1.0 / math.sqrt(branches))  # type: ignore[operator]
 
     def _residual_outputs(self) -> list[nn.Linear]:
         """The matrices that write into the residual stream, which start smaller in deep stacks."""
