@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from kalman_attention._typing import Mask
 from kalman_attention.nn.mixer import LayerOutput
 from kalman_attention.nn.norms import rms_norm
+from kalman_attention.nn.packing import mix_documents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +103,7 @@ class Attention(nn.Module):
     ) -> LayerOutput:
         """Mix a sequence; arguments and result as for ``nn.KLA``. There is no variance."""
         if cu_seqlens is not None:
-            return self._packed(x, state, mask, cu_seqlens)
+            return mix_documents(self, x, state, mask, cu_seqlens)
         B, T, _ = x.shape
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
@@ -150,24 +151,6 @@ class Attention(nn.Module):
             itself = torch.eye(T, S, dtype=torch.bool, device=q.device).roll(S - T, 1)
             allowed = ((allowed & real.unsqueeze(1)) | itself).unsqueeze(1)  # [B, 1, T, S]
         return attention(q, keys, values, attn_mask=allowed)
-
-    def _packed(
-        self, x: Tensor, state: AttentionState | None, mask: Mask | None, cu_seqlens: Tensor
-    ) -> LayerOutput:
-        """Unpack the documents into rows, mix, and pack them again."""
-        if mask is not None or x.shape[0] != 1:
-            raise ValueError(
-                "cu_seqlens packs documents into one row: B must be 1 and mask None, got B = "
-                f"{x.shape[0]} and {'a' if mask is not None else 'no'} mask."
-            )
-        bounds = cu_seqlens.to(device=x.device, dtype=torch.int64)
-        lengths = bounds.diff()
-        offset = torch.arange(int(lengths.max()), device=x.device)
-        real = offset < lengths.unsqueeze(1)  # [n, longest]
-        place = torch.where(real, bounds[:-1].unsqueeze(1) + offset, 0)
-        rows = x[0][place] if x.shape[1] else x.new_zeros(*place.shape, x.shape[2])
-        found = self(rows, state, real)
-        return LayerOutput(found.y[real].unsqueeze(0), None, found.state)
 
 
 def _append(

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from kalman_attention._typing import Belief, Dynamics, Keys, Mask, Values
 from kalman_attention.baselines import mamba_kernels
+from kalman_attention.nn.float32 import KeepsFloat32
 from kalman_attention.nn.links import inverse_softplus, log_uniform
 from kalman_attention.nn.mixer import LayerOutput
-from kalman_attention.nn.pinned import Float32Module
 from kalman_attention.nn.short_conv import ShortConv
 from kalman_attention.ops.linear_scan import LinearScanOutput, linear_scan
 
@@ -101,7 +101,7 @@ class SelectiveInputs(NamedTuple):
     C: Keys
 
 
-class StateSpace(Float32Module):
+class StateSpace(KeepsFloat32):
     """Decay rates and step-size bias: log_A ``[N, D]`` and raw_dt ``[D]``, always float32.
 
     Args:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kalman_attention.baselines.attention import AttentionConfig
+from kalman_attention.baselines.gla import GLAConfig
 from kalman_attention.baselines.mamba import MambaConfig
 from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.plan import parse_plan
@@ -23,6 +24,7 @@ class LanguageModelConfig:
         kla: options of the KLA mixers; None means the defaults at this width.
         attention: options of the attention mixers; likewise.
         mamba: options of the Mamba mixers; likewise.
+        gla: options of the gated linear attention mixers; likewise.
         mlp: channel mixer after each mixer: ``"none"`` (KLA's gate is one already), ``"swiglu"``
             or ``"relu2"``.
         mlp_width: hidden width of the MLP; None means 4 d_model (8/3 d_model for SwiGLU).
@@ -41,6 +43,7 @@ class LanguageModelConfig:
     kla: KLALayerConfig | None = None
     attention: AttentionConfig | None = None
     mamba: MambaConfig | None = None
+    gla: GLAConfig | None = None
     mlp: Literal["none", "swiglu", "relu2"] = "none"
     mlp_width: int | None = None
     between_blocks: Literal["mean", "sample"] = "mean"

@@ -8,6 +8,7 @@ sizes`` and ``kla bench mixers`` follow.
 from typing import Any, NamedTuple
 
 from kalman_attention.baselines.attention import Attention, AttentionConfig
+from kalman_attention.baselines.gla import GLA, GLAConfig
 from kalman_attention.baselines.mamba import Mamba, MambaConfig
 from kalman_attention.nn.config import KLALayerConfig
 from kalman_attention.nn.kla import KLA
@@ -27,5 +28,6 @@ MIXERS = {
     "kla": MixerKind(KLALayerConfig, KLA),
     "attention": MixerKind(AttentionConfig, Attention),
     "mamba": MixerKind(MambaConfig, Mamba),
+    "gla": MixerKind(GLAConfig, GLA),
 }
 """Mixers by the word that a plan uses."""

@@ -10,8 +10,8 @@ from kalman_attention._typing import Dynamics
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.ou import discretise
 from kalman_attention.nn.config import KLALayerConfig
+from kalman_attention.nn.float32 import KeepsFloat32
 from kalman_attention.nn.links import inverse_softplus, log_uniform
-from kalman_attention.nn.pinned import Float32Module
 
 
 class Discretised(NamedTuple):
@@ -21,8 +21,11 @@ class Discretised(NamedTuple):
     p_bar: Dynamics
 
 
-class LatentPrior(Float32Module):
+class LatentPrior(KeepsFloat32):
     """Parameters log_a, raw_p, raw_dt of the Ornstein-Uhlenbeck process and the first belief.
+
+    They stay float32 when the model is converted to a shorter type: a decay of 0.9999 has no
+    bfloat16. A conversion to float64 goes through.
 
     Args:
         config: options of the layer.
@@ -123,6 +126,6 @@ class LatentPrior(Float32Module):
             (x.data_ptr(), None if x.is_inference() else x._version) for x in own if x is not None
         )
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LatentPrior":
         self._cached = None
         return super()._apply(fn, recurse)

@@ -8,7 +8,6 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from kalman_attention import LanguageModel, load_model, save_model
 from kalman_attention.hf import KLAConfig, KLAForCausalLM, KLAModel
 from kalman_attention.models.mixers import MIXERS
-from kalman_attention.nn.pinned import Float32Module
 from kalman_attention.train.optim import group_names
 from tests.models import small as native_models
 from tests.models.hf.small import PLANS, VOCABULARY, config, small, text
@@ -109,17 +108,18 @@ def test_the_start_is_the_native_one(plan, mlp):
     assert spread(model).keys() == expected.keys()
 
 
-def test_every_pinned_module_is_known_to_transformers():
-    # transformers goes by name: a mixer whose dynamics must stay float32 needs its name here.
-    names = KLAModel._keep_in_fp32_modules_strict
-    model = small(" + ".join(MIXERS))
-    for name, module in model.named_modules():
-        if isinstance(module, Float32Module):
-            assert name.rpartition(".")[2] in names, name
-    for short in (model.to(torch.bfloat16), AutoModel.from_config(model.config, dtype="bfloat16")):
-        for name, parameter in short.named_parameters():
-            pinned = set(name.split(".")) & set(names)
-            assert (parameter.dtype == torch.float32) == bool(pinned), name
+def test_whatever_is_pinned_natively_is_pinned_here(tmp_path):
+    model = small(" + ".join(MIXERS), hidden_size=64)
+    expected = {name: p.dtype for name, p in model.native().bfloat16().named_parameters()}
+    assert set(expected.values()) == {torch.float32, torch.bfloat16}
+    model = small(" + ".join(MIXERS), hidden_size=64)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    built = AutoModelForCausalLM.from_config(model.config, dtype=torch.bfloat16)
+    for short in (loaded, built):
+        found = {n.removeprefix("model."): p.dtype for n, p in short.named_parameters()}
+        assert found.pop("lm_head.weight") == expected["head.weight"]
+        assert {**found, "head.weight": torch.bfloat16} == expected
 
 
 def test_missing_keys_start_as_natively_and_the_others_are_kept(tmp_path):

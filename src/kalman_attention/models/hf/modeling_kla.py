@@ -24,6 +24,7 @@ from kalman_attention.models.hf.inputs_kla import next_labels, packed_borders, r
 from kalman_attention.models.language_model import Embedding, Head, LanguageModel
 from kalman_attention.models.output import ModelReadout
 from kalman_attention.models.uncertainty import Uncertainty, draw, predict_marginal
+from kalman_attention.nn.float32 import KeepsFloat32
 from kalman_attention.nn.mixer import LayerOutput
 from kalman_attention.nn.norms import RMSNorm
 from kalman_attention.nn.prior import LatentPrior
@@ -56,9 +57,6 @@ class KLAPreTrainedModel(PreTrainedModel):
     config_class = KLAConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    # The dynamics stay float32, whatever dtype is asked for: 0.9999 has no bfloat16. These are
-    # the names of all modules that are a ``Float32Module``.
-    _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["prior", "state_space"]
     _no_split_modules: ClassVar[list[str]] = ["Block"]
     # A belief cannot go back to an earlier token: rules out assisted generation.
     _is_stateful = True
@@ -125,6 +123,10 @@ class KLAModel(KLAPreTrainedModel):
         self.embedding: nn.Embedding = Embedding(native.vocab_size, native.d_model)
         self.blocks = nn.ModuleList(Block(native, mixer) for mixer in native.layers)
         self.norm = RMSNorm(native.d_model, native.norm_eps)
+        # The dynamics stay float32, whatever dtype is asked for: 0.9999 has no bfloat16.
+        # transformers goes by the names of modules.
+        pinned = [name for name, x in self.named_modules() if isinstance(x, KeepsFloat32)]
+        self._keep_in_fp32_modules_strict = sorted({name.rpartition(".")[2] for name in pinned})
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
