@@ -14,7 +14,7 @@ from kalman_attention import (
     preset,
 )
 from kalman_attention.models.mixers import MIXERS
-from kalman_attention.models.plan import parse_plan
+from kalman_attention.models.plan import format_plan, parse_plan
 from kalman_attention.models.presets import PRESETS
 
 COUNTS = {
@@ -39,6 +39,11 @@ COUNTS = {
 )
 def test_plans(plan, names):
     assert parse_plan(plan) == names
+    assert parse_plan(format_plan(names)) == names
+
+
+def test_plans_are_written_shortly():
+    assert format_plan(("attention",) * 11 + ("kla",)) == "attention*11 + kla"
 
 
 @pytest.mark.parametrize("plan", ["", "kla +", "kla * x", "(kla", "kla kla", "3*kla", "kla)", "*2"])
