@@ -8,6 +8,12 @@ import torch
 from torch import Tensor, nn
 
 
+def split_heads(x: Tensor, widths: list[int], heads: int) -> list[Tensor]:
+    """Cut the last axis into parts of these widths, and each part into heads."""
+    parts = torch.split(x, widths, -1)
+    return [part.reshape(*x.shape[:-1], heads, part.shape[-1] // heads) for part in parts]
+
+
 def chunk_size(T: int, largest: int) -> int:
     """Tokens per chunk: a power of 2, no larger than ``largest`` or than it takes to hold T."""
     return min(largest, 1 << max(T - 1, 0).bit_length())

@@ -17,12 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Mask
-from kalman_attention.baselines.chunks import (
-    carry,
-    chunk_size,
-    from_chunks,
-    to_chunks,
-)
+from kalman_attention.baselines.chunks import carry, chunk_size, from_chunks, split_heads, to_chunks
 from kalman_attention.baselines.fla_kernels import fla_kernel
 from kalman_attention.baselines.head_sizes import head_sizes
 from kalman_attention.baselines.matrix_mixer import MatrixMixer
@@ -111,10 +106,8 @@ class GLA(MatrixMixer):
         self, x: Tensor, state: GLAState, mask: Mask | None, *, parallel: bool
     ) -> tuple[Tensor, GLAState]:
         c = self.config
-        q, k, v, gate = (
-            part.unflatten(-1, (c.num_heads, -1)) for part in self.in_proj(x).split(self._split, -1)
-        )
-        logit = self.decay_up(self.decay_down(x)).unflatten(-1, (c.num_heads, -1))
+        q, k, v, gate = split_heads(self.in_proj(x), self._split, c.num_heads)
+        (logit,) = split_heads(self.decay_up(self.decay_down(x)), self._split[:1], c.num_heads)
         log_alpha = nn.functional.logsigmoid(logit) / c.gate_logit_normalizer
         if mask is not None:
             log_alpha = log_alpha.masked_fill(~mask[:, :, None, None], 0.0)
