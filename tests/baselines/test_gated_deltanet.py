@@ -47,6 +47,11 @@ def test_chunks_equal_the_recurrence(T):
     assert_same_rule(delta_chunked, delta_recurrence, *inputs(T))
 
 
+@pytest.mark.parametrize("size", [64, 128])
+def test_longer_chunks_of_wide_heads(size):
+    assert_same_rule(delta_chunked, delta_recurrence, *inputs(150, 1, 1, size, size))
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     st.integers(0, 80),

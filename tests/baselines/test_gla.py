@@ -44,6 +44,11 @@ def test_chunks_equal_the_recurrence(T):
     assert_same_rule(gla_chunked, gla_recurrence, *inputs(T))
 
 
+@pytest.mark.parametrize("size", [64, 128])
+def test_longer_chunks_of_wide_heads(size):
+    assert_same_rule(gla_chunked, gla_recurrence, *inputs(150, 1, 1, size, size))
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     st.integers(0, 140),

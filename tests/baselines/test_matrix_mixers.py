@@ -8,6 +8,7 @@ from torch import nn
 
 from kalman_attention.baselines.gated_deltanet import GatedDeltaNet, GatedDeltaNetConfig
 from kalman_attention.baselines.gla import GLA, GLAConfig
+from kalman_attention.baselines.mlstm import MLSTM, MLSTMConfig
 from kalman_attention.nn.norms import RMSNorm
 from kalman_attention.train.optim import group_names
 
@@ -15,12 +16,14 @@ D_MODEL = 16
 MIXERS = {
     "gla": lambda: GLA(GLAConfig(d_model=D_MODEL, num_heads=2)),
     "gated_deltanet": lambda: GatedDeltaNet(GatedDeltaNetConfig(d_model=D_MODEL, num_heads=2)),
+    "mlstm": lambda: MLSTM(MLSTMConfig(d_model=D_MODEL, num_heads=2)),
 }
 FLOAT32 = {
     "gla": ["decay_up.weight", "decay_up.bias"],
     "gated_deltanet": ["decay.A_log", "decay.dt_bias"],
+    "mlstm": ["gates.weight", "gates.bias"],
 }
-STATE_SPACE = {"gla": [], "gated_deltanet": ["decay.A_log", "decay.dt_bias"]}
+STATE_SPACE = {"gla": [], "gated_deltanet": ["decay.A_log", "decay.dt_bias"], "mlstm": []}
 every_mixer = pytest.mark.parametrize("name", MIXERS)
 
 
@@ -179,6 +182,17 @@ def test_states_and_gates_stay_float32(name):
     state = layer(tokens(1, 3, dtype=torch.bfloat16)).state
     recurrent = [z for key, z in state._asdict().items() if key != "conv"]
     assert {z.dtype for z in recurrent} == {torch.float32}
+
+
+@every_mixer
+def test_autocast_leaves_the_recurrence_alone(name):
+    layer, x = make(name, torch.float32), tokens(1, 40, dtype=torch.float32)
+    expected = layer(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = layer(x)
+    assert {z.dtype for key, z in found.state._asdict().items() if key != "conv"} == {torch.float32}
+    error = (found.y.float() - expected.y).detach().square().mean().sqrt()
+    assert float(error) < 0.03 * float(expected.y.detach().square().mean().sqrt())
 
 
 @every_mixer

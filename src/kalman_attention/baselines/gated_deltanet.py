@@ -27,12 +27,10 @@ from kalman_attention.baselines.chunks import (
 from kalman_attention.baselines.fla_kernels import fla_kernel
 from kalman_attention.baselines.head_sizes import head_sizes
 from kalman_attention.baselines.matrix_mixer import MatrixMixer
-from kalman_attention.nn.float32 import KeepsFloat32, widened
+from kalman_attention.nn.float32 import KeepsFloat32, widened, without_autocast
 from kalman_attention.nn.links import inverse_softplus, log_uniform
 from kalman_attention.nn.norms import RMSNorm, l2_norm
 from kalman_attention.nn.short_conv import ShortConv
-
-CHUNK = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +159,7 @@ class GatedDeltaNet(MatrixMixer):
         return self.out_proj(y), GatedDeltaNetState(window, matrix)
 
 
+@without_autocast
 def delta_recurrence(
     q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -188,6 +187,7 @@ def delta_recurrence(
     return torch.stack(y, 1) if y else torch.zeros_like(v), state
 
 
+@without_autocast
 def delta_chunked(
     q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -204,7 +204,7 @@ def delta_chunked(
     kernel = fla_kernel("gated_delta_rule", "chunk_gated_delta_rule", v)
     if kernel is not None:
         return kernel(q, k, v, log_alpha, beta, state)
-    size = chunk_size(T, CHUNK)
+    size = chunk_size(T, k.shape[-1], v.shape[-1])
     q, k, v, log_alpha, beta, state = widened(q, k, v, log_alpha, beta, state)
     q, k, v, log_alpha, beta = (to_chunks(x, size) for x in (q, k, v, log_alpha, beta))
     decay = segment_sums(log_alpha).exp()

@@ -21,10 +21,8 @@ from kalman_attention.baselines.chunks import carry, chunk_size, from_chunks, sp
 from kalman_attention.baselines.fla_kernels import fla_kernel
 from kalman_attention.baselines.head_sizes import head_sizes
 from kalman_attention.baselines.matrix_mixer import MatrixMixer
-from kalman_attention.nn.float32 import Float32Linear, widened
+from kalman_attention.nn.float32 import Float32Linear, widened, without_autocast
 from kalman_attention.nn.norms import RMSNorm
-
-CHUNK = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +115,7 @@ class GLA(MatrixMixer):
         return self.out_proj(y.flatten(2)), GLAState(matrix)
 
 
+@without_autocast
 def gla_recurrence(
     q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -141,6 +140,7 @@ def gla_recurrence(
     return torch.stack(y, 1) if y else torch.zeros_like(v), state
 
 
+@without_autocast
 def gla_chunked(
     q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -154,7 +154,7 @@ def gla_chunked(
     if kernel is not None:
         return kernel(q, k, v, log_alpha, state)
     q, k, v, log_alpha, state = widened(q, k, v, log_alpha, state)
-    size = chunk_size(T, CHUNK)
+    size = chunk_size(T, k.shape[-1], v.shape[-1])
     q, k, v, log_alpha = (to_chunks(x, size) for x in (q, k, v, log_alpha))
     inside = _decayed_scores(q, k, log_alpha)
     update = (k * inside.to_end.exp()).mT @ v

@@ -1,12 +1,15 @@
 """Parameters that stay float32 when the model around them is converted to a shorter type."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 Kept = TypeVar("Kept", bound="KeepsFloat32")
+Found = TypeVar("Found")
+P = ParamSpec("P")
 
 
 class KeepsFloat32(nn.Module):
@@ -42,10 +45,23 @@ class Float32Linear(KeepsFloat32, nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., in]`` to ``[..., out]``, at least float32."""
-        return super().forward(x.to(self.weight.dtype))
+        with torch.autocast(x.device.type, enabled=False):
+            return super().forward(x.to(self.weight.dtype))
 
 
 def widened(*tensors: Tensor) -> tuple[Tensor, ...]:
     """All in the type to compute and keep states in: float64 if the first is, else float32."""
     dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
     return tuple(x.to(dtype) for x in tensors)
+
+
+def without_autocast(rule: Callable[P, Found]) -> Callable[P, Found]:
+    """A function of tensors that keeps its own types also inside ``torch.autocast``."""
+
+    @wraps(rule)
+    def run(*inputs: P.args, **options: P.kwargs) -> Found:
+        assert isinstance(inputs[0], Tensor)
+        with torch.autocast(inputs[0].device.type, enabled=False):
+            return rule(*inputs, **options)
+
+    return run
