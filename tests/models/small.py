@@ -18,6 +18,7 @@ PLANS = {
     "any": "kla + attention*2",
     "mamba": "mamba*2",
     "attention and mamba": "attention + mamba",
+    "matrices": "gla + gated_deltanet + mlstm",
 }
 
 

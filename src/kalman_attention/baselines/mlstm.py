@@ -185,7 +185,7 @@ class MLSTM(MatrixMixer):
         self.v_proj = BlockDiagonal(width, width, block, std)
         self.gates = Float32Linear(2 * keys + width, 2 * config.num_heads)
         self.norm = HeadNorm(width, config.norm_eps)
-        self.skip = nn.Parameter(torch.ones(width))
+        self.skip = nn.Parameter(torch.empty(width))
         self.out_proj = nn.Linear(width, config.d_model, bias=False)
         self.reset_parameters()
 
@@ -197,6 +197,7 @@ class MLSTM(MatrixMixer):
         package; the larger models of its authors start the latter at -10. The output projection
         keeps the start of ``nn.Linear``: its scale belongs to the model around it.
         """
+        nn.init.ones_(self.skip)
         nn.init.normal_(self.in_proj.weight, std=math.sqrt(2.0 / (5.0 * self.config.d_model)))
         nn.init.zeros_(self.gates.weight)
         log_i, forget = self.gates.bias.chunk(2)

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kalman_attention.baselines.attention import AttentionConfig
+from kalman_attention.baselines.gated_deltanet import GatedDeltaNetConfig
 from kalman_attention.baselines.gla import GLAConfig
 from kalman_attention.baselines.mamba import MambaConfig
+from kalman_attention.baselines.mlstm import MLSTMConfig
 from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.plan import parse_plan
 from kalman_attention.nn.config import KLALayerConfig
@@ -25,6 +27,8 @@ class LanguageModelConfig:
         attention: options of the attention mixers; likewise.
         mamba: options of the Mamba mixers; likewise.
         gla: options of the gated linear attention mixers; likewise.
+        gated_deltanet: options of the Gated DeltaNet mixers; likewise.
+        mlstm: options of the mLSTM mixers; likewise.
         mlp: channel mixer after each mixer: ``"none"`` (KLA's gate is one already), ``"swiglu"``
             or ``"relu2"``.
         mlp_width: hidden width of the MLP; None means 4 d_model (8/3 d_model for SwiGLU).
@@ -44,6 +48,8 @@ class LanguageModelConfig:
     attention: AttentionConfig | None = None
     mamba: MambaConfig | None = None
     gla: GLAConfig | None = None
+    gated_deltanet: GatedDeltaNetConfig | None = None
+    mlstm: MLSTMConfig | None = None
     mlp: Literal["none", "swiglu", "relu2"] = "none"
     mlp_width: int | None = None
     between_blocks: Literal["mean", "sample"] = "mean"

@@ -1,8 +1,8 @@
 """The models of the paper's synthetic tables, at equal state sizes.
 
-``tab:model-dims`` for MAD and ``tab:mqar-model-configs`` for MQAR. Every row comes as *published*, with the options that the table prints, and as *matched*, with
-options whose state has the size of KLA's in the same table. They differ where the table's
-arithmetic does not close:
+``tab:model-dims`` for MAD and ``tab:mqar-model-configs`` for MQAR. Every row comes as *published*,
+with the options that the table prints, and as *matched*, with options whose state has the size of
+KLA's in the same table. They differ where the table's arithmetic does not close:
 
 - mLSTM (MAD): 16 heads of 16 channels in a width of 256 make 4,096 numbers, not 2,048. Half the
   query and key width makes 2,048.
@@ -12,16 +12,19 @@ arithmetic does not close:
   widths that must be multiples of 16 or 32. Keys and values of d_model, in heads of 32 channels,
   are such multiples and match exactly.
 
-What is compared is the memory of the recurrence. mLSTM's normaliser and the windows of the short
-convolutions are not counted by the paper; ``kla sizes --paper`` shows them.
+What is matched is the memory of the recurrence. mLSTM's normaliser and stabiliser (144 and 272
+numbers in the MAD table) and the windows of the short convolutions are not counted by the paper;
+``kla sizes --paper`` shows them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kalman_attention.baselines.gated_deltanet import GatedDeltaNetConfig
 from kalman_attention.baselines.gla import GLAConfig
 from kalman_attention.baselines.mamba import MambaConfig
+from kalman_attention.baselines.mlstm import MLSTMConfig
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.nn.config import KLALayerConfig
 
@@ -96,7 +99,9 @@ def _mad() -> tuple[PaperModel, ...]:
     return (
         row("KLA", "kla", KLALayerConfig, d_state=8),
         row("Mamba", "mamba", MambaConfig, d_state=16, expand=1),
+        row("GatedDeltaNet", "gated_deltanet", GatedDeltaNetConfig, **heads),
         row("GLA", "gla", GLAConfig, **heads),
+        row("mLSTM", "mlstm", MLSTMConfig, num_heads=16, matched={"qk_factor": 0.5}),
     )
 
 
@@ -104,10 +109,21 @@ def _mqar(d_model: int) -> tuple[PaperModel, ...]:
     state, slots = 32 * d_model, 16
     keys = {64: 1.0, 128: 0.5, 256: 0.25}[d_model]
     width: dict[str, Any] = {"d_model": d_model}
+    delta = {**width, "num_heads": d_model // 32, "expand_k": 0.75, "expand_v": 1.5}
+    square = {"expand_k": 1.0, "expand_v": 1.0}
     gla = {**width, "num_heads": 4, "expand_k": keys, "expand_v": 1.0}
     return (
         _row("KLA", "kla", 2, state, KLALayerConfig, {**width, "d_state": slots}),
         _row("Mamba", "mamba", 2, state, MambaConfig, {**width, "d_state": slots, "expand": 2}),
+        _row(
+            "GatedDeltaNet",
+            "gated_deltanet",
+            2,
+            36 * d_model,
+            GatedDeltaNetConfig,
+            delta,
+            **square,
+        ),
         _row("GLA", "gla", 2, state, GLAConfig, gla, expand_k=2 * keys),
     )
 

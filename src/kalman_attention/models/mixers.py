@@ -8,8 +8,10 @@ sizes`` and ``kla bench mixers`` follow.
 from typing import Any, NamedTuple
 
 from kalman_attention.baselines.attention import Attention, AttentionConfig
+from kalman_attention.baselines.gated_deltanet import GatedDeltaNet, GatedDeltaNetConfig
 from kalman_attention.baselines.gla import GLA, GLAConfig
 from kalman_attention.baselines.mamba import Mamba, MambaConfig
+from kalman_attention.baselines.mlstm import MLSTM, MLSTMConfig
 from kalman_attention.nn.config import KLALayerConfig
 from kalman_attention.nn.kla import KLA
 
@@ -29,5 +31,7 @@ MIXERS = {
     "attention": MixerKind(AttentionConfig, Attention),
     "mamba": MixerKind(MambaConfig, Mamba),
     "gla": MixerKind(GLAConfig, GLA),
+    "gated_deltanet": MixerKind(GatedDeltaNetConfig, GatedDeltaNet),
+    "mlstm": MixerKind(MLSTMConfig, MLSTM),
 }
 """Mixers by the word that a plan uses."""

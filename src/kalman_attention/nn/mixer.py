@@ -28,7 +28,8 @@ class Mixer(Protocol):
 
     A state is a named tuple of tensors with one row per sequence first (and of such tuples), or of
     plain values that all rows share. Windows of convolutions are in fields named ``conv``.
-    ``reset_parameters`` starts a module's own parameters, not those of the modules inside.
+    Parameters start by the ``reset_parameters`` of the modules that hold them, inner ones first;
+    the model around then scales ``out_proj`` and touches nothing else.
 
     Attributes:
         out_proj: the matrix that writes into the residual stream; deep stacks start it smaller.

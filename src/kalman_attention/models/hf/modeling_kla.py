@@ -76,7 +76,7 @@ class KLAPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Start a module as it starts natively; parameters that were loaded keep their values."""
-        own = list(module.parameters(recurse=False))
+        own = list(module.parameters())  # a module may start those inside it in its own way
         loaded = [(p, p.clone()) for p in own if getattr(p, "_is_hf_initialized", False)]
         self._start(module)
         for parameter, value in loaded:
@@ -124,9 +124,10 @@ class KLAModel(KLAPreTrainedModel):
         self.blocks = nn.ModuleList(Block(native, mixer) for mixer in native.layers)
         self.norm = RMSNorm(native.d_model, native.norm_eps)
         # The dynamics stay float32, whatever dtype is asked for: 0.9999 has no bfloat16.
-        # transformers goes by the names of modules.
-        pinned = [name for name, x in self.named_modules() if isinstance(x, KeepsFloat32)]
-        self._keep_in_fp32_modules_strict = sorted({name.rpartition(".")[2] for name in pinned})
+        # transformers looks for these in the names of parameters; whole paths are unambiguous.
+        self._keep_in_fp32_modules_strict = [
+            name for name, module in self.named_modules() if isinstance(module, KeepsFloat32)
+        ]
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
