@@ -42,6 +42,7 @@ ONLY_IN = {
     "transformers": ("hf", "models.hf", "cli.bench_layer"),
     "lm_eval": ("evaluation.zero_shot",),
     "triton": ("ops.triton",),
+    "fla": ("baselines.fla_kernels",),
     "ctypes": ("ops.cpu", "ops.cuda", "ops.triton", "cli.measure"),  # measure: mallopt
     "torch.utils.cpp_extension": ("ops.cpu", "ops.cuda", "ops.triton"),
     **dict.fromkeys(
