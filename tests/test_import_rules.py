@@ -45,6 +45,7 @@ ONLY_IN = {
     "xlstm": ("cli.bench_mixers",),
     "lm_eval": ("evaluation.zero_shot",),
     "triton": ("ops.triton",),
+    "fla": ("baselines.fla_kernels",),
     "ctypes": ("ops.cpu", "ops.cuda", "ops.triton", "cli.measure"),  # measure: mallopt
     "torch.utils.cpp_extension": ("ops.cpu", "ops.cuda", "ops.triton"),
     **dict.fromkeys(

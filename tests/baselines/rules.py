@@ -1,9 +1,41 @@
 """What the tests of the matrix-valued mixers share: comparing two forms of one recurrence."""
 
-import torch
+import importlib.util
+from pathlib import Path
 
-LENGTHS = [0, 1, 2, 3, 5, 8, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 133]
-"""From nothing to two chunks and a bit."""
+import pytest
+import torch
+from torch import nn
+
+
+def draw(*shapes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def gla_inputs(T, B=2, H=2, K=3, V=5, strength=1.0, dtype=torch.float64, seed=0):
+    keys = (B, T, H, K)
+    q, k, v, gate, state = draw(keys, keys, (B, T, H, V), keys, (B, H, K, V), seed=seed)
+    return tuple(x.to(dtype) for x in (q, k, v, -strength * gate.abs(), state))
+
+
+def delta_inputs(T, B=2, H=2, K=3, V=5, strength=1.0, dtype=torch.float64, seed=0):
+    keys, gates = (B, T, H, K), (B, T, H)
+    q, k, v, gate, rate, state = draw(
+        keys, keys, (B, T, H, V), gates, gates, (B, H, K, V), seed=seed
+    )
+    q, k = (nn.functional.normalize(x, dim=-1) for x in (q, k))
+    beta = (strength * rate).sigmoid()  # the stronger, the closer to 0 and 1
+    return tuple(x.to(dtype) for x in (q, k, v, -strength * gate.abs(), beta, state))
+
+
+def mlstm_inputs(T, B=2, H=2, K=3, V=5, strength=1.0, dtype=torch.float64, seed=0):
+    keys, gates = (B, T, H, K), (B, T, H)
+    q, k, v, log_i, forget, state, m = draw(
+        keys, keys, (B, T, H, V), gates, gates, (B, H, K, V + 1), (B, H), seed=seed
+    )
+    log_f = nn.functional.logsigmoid(3 + strength * forget)
+    return tuple(x.to(dtype) for x in (q, k, v, strength * log_i, log_f, state, m))
 
 
 def with_gradients(rule, *inputs):
@@ -37,11 +69,6 @@ def assert_same_rule(first, second, *inputs, rtol=1e-10):
 
 def naive(family):
     """The readable references of flash-linear-attention: plain torch, without its kernels."""
-    import importlib.util
-    from pathlib import Path
-
-    import pytest
-
     package = importlib.util.find_spec("fla")
     if package is None:
         pytest.skip("needs the references of flash-linear-attention: pip install fla-core")

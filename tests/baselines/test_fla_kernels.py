@@ -10,7 +10,8 @@ from kalman_attention.baselines import fla_kernels, gated_deltanet, gla
 
 def test_shut_on_cpu(monkeypatch):
     monkeypatch.setattr(fla_kernels, "_load", lambda family, name: pytest.fail("was loaded"))
-    assert fla_kernels.fla_kernel("gla", "chunk_gla", torch.zeros(1, 4, 2, 3)) is None
+    k = v = torch.zeros(1, 4, 2, 3)
+    assert fla_kernels.fla_kernel("gla", "chunk_gla", k, v) is None
 
 
 def test_absent_package_is_no_kernel():
@@ -43,6 +44,6 @@ def test_calls(monkeypatch):
     ):
         expected = rule(*data)
         opened = partial(fla_kernels._call, kernel)
-        monkeypatch.setattr(module, "fla_kernel", lambda family, name, v, opened=opened: opened)
+        monkeypatch.setattr(module, "fla_kernel", lambda family, name, k, v, opened=opened: opened)
         for one, other in zip(rule(*data), expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

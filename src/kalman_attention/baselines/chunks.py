@@ -5,6 +5,7 @@ channels, a state of K x V numbers. Heads come before time: ``[B, H, n, L, ...]`
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -55,19 +56,25 @@ def segment_sums(x: Tensor) -> Tensor:
     return rows.cumsum(-2).masked_fill(~later.tril(), -torch.inf)
 
 
-def carry(decay: Tensor, update: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Run state <- decay * state + update over the chunks.
+def carry(
+    factor: Tensor,
+    update: Tensor,
+    state: Tensor,
+    times: Callable[[Tensor, Tensor], Tensor] = torch.mul,
+) -> tuple[Tensor, Tensor]:
+    """Run state <- factor times state + update over the chunks.
 
     Args:
-        decay: ``[B, H, n, ...]``, broadcast against the state.
+        factor: ``[B, H, n, ...]``, what ``times`` takes beside a state.
         update: ``[B, H, n, K, V]``.
         state: before the first chunk, ``[B, H, K, V]``.
+        times: the product.
 
     Returns:
         The states before each chunk ``[B, H, n, K, V]``, and the last one.
     """
     before = []
-    for factor, term in zip(decay.unbind(2), update.unbind(2), strict=True):
+    for one, term in zip(factor.unbind(2), update.unbind(2), strict=True):
         before.append(state)
-        state = torch.addcmul(term, factor, state)
+        state = term + times(one, state)
     return torch.stack(before, 2), state

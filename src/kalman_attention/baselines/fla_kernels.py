@@ -16,12 +16,12 @@ Rule = Callable[..., tuple[Tensor, Tensor]]
 """Queries, keys, values, gates, state to outputs ``[B, T, H, V]`` and the last state."""
 
 
-def fla_kernel(family: str, name: str, v: Tensor) -> Rule | None:
-    """The kernel ``fla.ops.<family>.<name>`` if it is installed and can take ``v``, else None.
+def fla_kernel(family: str, name: str, k: Tensor, v: Tensor) -> Rule | None:
+    """The kernel ``fla.ops.<family>.<name>`` if it is installed and can take the call, else None.
 
-    It can take tokens on a GPU, at least one, in float32 or shorter.
+    It can take tokens on a GPU, at least one, in float32 or shorter, with keys of 256 channels.
     """
-    if not v.is_cuda or v.dtype == torch.float64 or v.shape[1] == 0:
+    if not v.is_cuda or v.dtype == torch.float64 or v.shape[1] == 0 or k.shape[-1] > 256:
         return None
     kernel = _load(family, name)
     return None if kernel is None else partial(_call, kernel)

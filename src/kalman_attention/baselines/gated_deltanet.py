@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from kalman_attention._typing import Mask
 from kalman_attention.baselines.chunks import (
+    carry,
     chunk_size,
     from_chunks,
     segment_sums,
@@ -25,7 +26,7 @@ from kalman_attention.baselines.chunks import (
     to_chunks,
 )
 from kalman_attention.baselines.fla_kernels import fla_kernel
-from kalman_attention.baselines.head_sizes import head_sizes
+from kalman_attention.baselines.head_sizes import HeadSizes
 from kalman_attention.baselines.matrix_mixer import MatrixMixer
 from kalman_attention.nn.float32 import KeepsFloat32, widened, without_autocast
 from kalman_attention.nn.links import inverse_softplus, log_uniform
@@ -34,42 +35,20 @@ from kalman_attention.nn.short_conv import ShortConv
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedDeltaNetConfig:
-    """Options of Gated DeltaNet; the defaults are the published ones.
+class GatedDeltaNetConfig(HeadSizes):
+    """Options of Gated DeltaNet, besides the sizes; the defaults are the published ones.
 
     Attributes:
-        d_model: width of input and output.
-        num_heads: heads.
         expand_k: width of all keys together, in units of d_model.
         expand_v: width of all values together, likewise.
         conv_kernel: taps of the convolution of q, k and v.
         norm_eps: of the output norm.
     """
 
-    d_model: int
-    num_heads: int = 4
     expand_k: float = 0.75
     expand_v: float = 1.5
     conv_kernel: int = 4
     norm_eps: float = 1e-5
-
-    def __post_init__(self) -> None:
-        head_sizes(self)
-
-    @property
-    def key_dim(self) -> int:
-        """Key channels per head."""
-        return head_sizes(self)[0]
-
-    @property
-    def value_dim(self) -> int:
-        """Value channels per head."""
-        return head_sizes(self)[1]
-
-    @property
-    def state_size(self) -> int:
-        """Numbers in the recurrent matrices of one layer, without the convolution's window."""
-        return self.num_heads * self.key_dim * self.value_dim
 
 
 class GatedDeltaNetState(NamedTuple):
@@ -201,7 +180,7 @@ def delta_chunked(
     which is linear in the state S before the chunk: u = u_v - u_k S.
     """
     T = q.shape[1]
-    kernel = fla_kernel("gated_delta_rule", "chunk_gated_delta_rule", v)
+    kernel = fla_kernel("gated_delta_rule", "chunk_gated_delta_rule", k, v)
     if kernel is not None:
         return kernel(q, k, v, log_alpha, beta, state)
     size = chunk_size(T, k.shape[-1], v.shape[-1])
@@ -216,15 +195,6 @@ def delta_chunked(
     u_v, u_k = solved.split([v.shape[-1], k.shape[-1]], -1)
     keys_at_end = (k * to_end).mT
     kept = from_start[..., -1:, :] * torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
-    before, state = _carry(kept - keys_at_end @ u_k, keys_at_end @ u_v, state)
+    before, state = carry(kept - keys_at_end @ u_k, keys_at_end @ u_v, state, torch.matmul)
     y = (q * from_start) @ before + ((q @ k.mT) * decay) @ (u_v - u_k @ before)
     return from_chunks(y, T), state
-
-
-def _carry(transition: Tensor, update: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Run state <- transition @ state + update over chunks ``[B, H, n, ...]``, as ``carry``."""
-    before = []
-    for factor, term in zip(transition.unbind(2), update.unbind(2), strict=True):
-        before.append(state)
-        state = term + factor @ state
-    return torch.stack(before, 2), state

@@ -19,56 +19,33 @@ from torch import Tensor, nn
 from kalman_attention._typing import Mask
 from kalman_attention.baselines.chunks import carry, chunk_size, from_chunks, split_heads, to_chunks
 from kalman_attention.baselines.fla_kernels import fla_kernel
-from kalman_attention.baselines.head_sizes import head_sizes
+from kalman_attention.baselines.head_sizes import HeadSizes
 from kalman_attention.baselines.matrix_mixer import MatrixMixer
 from kalman_attention.nn.float32 import Float32Linear, widened, without_autocast
 from kalman_attention.nn.norms import RMSNorm
 
 
 @dataclass(frozen=True, kw_only=True)
-class GLAConfig:
-    """Options of gated linear attention; the defaults are the published ones.
+class GLAConfig(HeadSizes):
+    """Options of gated linear attention, besides the sizes; the defaults are the published ones.
 
     Attributes:
-        d_model: width of input and output.
-        num_heads: heads.
-        expand_k: width of all keys together, in units of d_model.
-        expand_v: width of all values together, likewise.
         gate_low_rank_dim: rank of the projection to the decays.
         gate_logit_normalizer: alpha = sigmoid(logit)^(1 / normalizer): larger forgets more slowly.
         norm_eps: of the output norm.
     """
 
-    d_model: int
-    num_heads: int = 4
-    expand_k: float = 0.5
-    expand_v: float = 1.0
     gate_low_rank_dim: int = 16
     gate_logit_normalizer: float = 16.0
     norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        head_sizes(self)
+        super().__post_init__()
         if self.gate_low_rank_dim < 1 or self.gate_logit_normalizer <= 0.0:
             raise ValueError(
                 "gate_low_rank_dim must be at least 1 and gate_logit_normalizer positive, got "
                 f"{self.gate_low_rank_dim} and {self.gate_logit_normalizer}."
             )
-
-    @property
-    def key_dim(self) -> int:
-        """Key channels per head."""
-        return head_sizes(self)[0]
-
-    @property
-    def value_dim(self) -> int:
-        """Value channels per head."""
-        return head_sizes(self)[1]
-
-    @property
-    def state_size(self) -> int:
-        """Numbers in the recurrent state of one layer."""
-        return self.num_heads * self.key_dim * self.value_dim
 
 
 class GLAState(NamedTuple):
@@ -150,7 +127,7 @@ def gla_chunked(
     overflow nor cost digits.
     """
     T = q.shape[1]
-    kernel = fla_kernel("gla", "chunk_gla", v)
+    kernel = fla_kernel("gla", "chunk_gla", k, v)
     if kernel is not None:
         return kernel(q, k, v, log_alpha, state)
     q, k, v, log_alpha, state = widened(q, k, v, log_alpha, state)

@@ -1,31 +1,47 @@
-"""How wide the heads of a mixer are."""
+"""How many heads a mixer has and how wide they are."""
 
-from typing import Protocol
+from dataclasses import dataclass
 
 
-class _Heads(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class HeadSizes:
+    """Sizes of a mixer whose heads have keys of K and values of V channels.
+
+    Attributes:
+        d_model: width of input and output.
+        num_heads: heads.
+        expand_k: width of all keys together, in units of d_model.
+        expand_v: width of all values together, likewise.
+    """
+
+    d_model: int
+    num_heads: int = 4
+    expand_k: float = 0.5
+    expand_v: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.num_heads < 1:
+            raise ValueError(f"num_heads must be at least 1, got {self.num_heads}.")
+        for name in ("expand_k", "expand_v"):
+            size = self.d_model * getattr(self, name) / self.num_heads
+            if size < 1 or abs(size - round(size)) > 1e-6:
+                raise ValueError(
+                    f"{name} = {getattr(self, name)} of d_model = {self.d_model} does not split "
+                    f"into {self.num_heads} heads of whole channels: {size} each. Choose another "
+                    f"{name} or num_heads."
+                )
+
     @property
-    def d_model(self) -> int: ...
-    @property
-    def num_heads(self) -> int: ...
-    @property
-    def expand_k(self) -> float: ...
-    @property
-    def expand_v(self) -> float: ...
+    def key_dim(self) -> int:
+        """Key channels per head."""
+        return round(self.d_model * self.expand_k / self.num_heads)
 
+    @property
+    def value_dim(self) -> int:
+        """Value channels per head."""
+        return round(self.d_model * self.expand_v / self.num_heads)
 
-def head_sizes(config: _Heads) -> tuple[int, int]:
-    """Channels of a key and of a value of one head; a ValueError if they do not come out even."""
-    if config.num_heads < 1:
-        raise ValueError(f"num_heads must be at least 1, got {config.num_heads}.")
-    sizes = []
-    for name in ("expand_k", "expand_v"):
-        size = config.d_model * getattr(config, name) / config.num_heads
-        if size < 1 or abs(size - round(size)) > 1e-6:
-            raise ValueError(
-                f"{name} = {getattr(config, name)} of d_model = {config.d_model} does not split "
-                f"into {config.num_heads} heads of whole channels: {size} each. Choose another "
-                f"{name} or num_heads."
-            )
-        sizes.append(round(size))
-    return sizes[0], sizes[1]
+    @property
+    def state_size(self) -> int:
+        """Numbers in the recurrent matrices of one layer."""
+        return self.num_heads * self.key_dim * self.value_dim
