@@ -32,6 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=float, default=60.0, help="longest call, in seconds")
     rivals = parser.add_argument_group("public implementations on CPU, where installed")
     rivals.add_argument("--rivals-at", type=int, nargs="*", default=[512, 2048], help="lengths")
+    rivals.add_argument(
+        "--rivals-backward-up-to",
+        type=int,
+        default=512,
+        help="longest T with gradients, which take some of them minutes beyond",
+    )
     rivals.add_argument("--rival-repeats", type=int, default=1, help="rounds at most")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder for results")
 
@@ -187,6 +193,8 @@ def _against(
     for kind, backward in PASSES.items():
         last: tuple[int, float] | None = None
         for length in sorted(args.rivals_at):
+            if backward and length > args.rivals_backward_up_to:
+                continue
             theirs = rival.build(args.width, args.state, length)
             heads = matched_options("mlstm", args.width, args.state).num_heads
             need = 4 * rival.quadratic * heads * args.batch * length**2
