@@ -39,11 +39,15 @@ MAY_IMPORT = {
 
 ONLY_IN = {
     "matplotlib": ("plots",),
-    "transformers": ("hf", "models.hf", "cli.bench_layer"),
+    "transformers": ("hf", "models.hf", "cli.bench_layer", "cli.bench_mixers"),
+    "mamba_ssm": ("baselines.mamba_kernels",),
+    "mambapy": ("cli.bench_mixers",),
+    "xlstm": ("cli.bench_mixers",),
     "pickle": (),
     "torch.utils.tensorboard": ("train.metrics",),
     "lm_eval": ("evaluation.zero_shot",),
     "triton": ("ops.triton",),
+    "fla": ("baselines.fla_kernels",),
     "ctypes": ("ops.cpu", "ops.cuda", "ops.triton", "cli.measure"),  # measure: mallopt
     "torch.utils.cpp_extension": ("ops.cpu", "ops.cuda", "ops.triton"),
     **dict.fromkeys(

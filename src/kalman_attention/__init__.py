@@ -6,6 +6,14 @@
 # baselines
 from kalman_attention.baselines.attention import Attention as Attention
 from kalman_attention.baselines.attention import AttentionConfig as AttentionConfig
+from kalman_attention.baselines.gated_deltanet import GatedDeltaNet as GatedDeltaNet
+from kalman_attention.baselines.gated_deltanet import GatedDeltaNetConfig as GatedDeltaNetConfig
+from kalman_attention.baselines.gla import GLA as GLA
+from kalman_attention.baselines.gla import GLAConfig as GLAConfig
+from kalman_attention.baselines.mamba import Mamba as Mamba
+from kalman_attention.baselines.mamba import MambaConfig as MambaConfig
+from kalman_attention.baselines.mlstm import MLSTM as MLSTM
+from kalman_attention.baselines.mlstm import MLSTMConfig as MLSTMConfig
 
 # filtering
 from kalman_attention.filtering.moment import KLAState as KLAState

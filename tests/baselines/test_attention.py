@@ -20,10 +20,15 @@ def tokens(B, T, seed=1):
     return torch.randn(B, T, D_MODEL, generator=torch.Generator().manual_seed(seed))
 
 
-def test_is_softmax_attention():
-    layer, x = make(qk_norm=False), tokens(1, 5)
+@pytest.mark.parametrize("rotary_base", [10_000.0, 50.0, None])
+@pytest.mark.parametrize("qk_norm", [True, False], ids=["qk-norm", "no qk-norm"])
+def test_is_softmax_attention(qk_norm, rotary_base):
+    layer, x = make(qk_norm=qk_norm, rotary_base=rotary_base), tokens(1, 5)
     q, k, v = layer.qkv_proj(x).unflatten(-1, (3, 2, 8)).unbind(2)
-    q, k = (rotate(z, torch.arange(5).unsqueeze(0), 10_000.0) for z in (q, k))
+    if qk_norm:
+        q, k = (z * (z.square().mean(-1, keepdim=True) + 1e-5).rsqrt() for z in (q, k))
+    if rotary_base is not None:
+        q, k = (rotate(z, torch.arange(5).unsqueeze(0), rotary_base) for z in (q, k))
     scores = torch.einsum("bthc,bshc->bhts", q, k) / 8**0.5
     scores = scores.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf).softmax(-1)
     y = torch.einsum("bhts,bshc->bthc", scores, v).flatten(2)
@@ -40,12 +45,12 @@ def test_rotary_positions_are_relative():
     torch.testing.assert_close(*scores, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("qk_norm", [True, False])
+@pytest.mark.parametrize("options", [{}, {"qk_norm": False}, {"rotary_base": None}], ids=str)
 @pytest.mark.parametrize("capacity", [0, 5, 20])
 @settings(max_examples=10, deadline=None)
 @given(sizes=st.lists(st.integers(0, 4), min_size=1, max_size=5))
-def test_any_chunks_equal_the_whole(qk_norm, capacity, sizes):
-    layer, x = make(qk_norm=qk_norm), tokens(2, sum(sizes))
+def test_any_chunks_equal_the_whole(options, capacity, sizes):
+    layer, x = make(**options), tokens(2, sum(sizes))
     with torch.no_grad():
         whole = layer(x).y
         state, parts = layer.init_state(2, capacity=capacity), []
@@ -95,6 +100,15 @@ def test_packed_documents_are_isolated(lengths):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("rotary_base", [10_000.0, None])
+def test_order_is_seen_through_positions_only(rotary_base):
+    # The last token sees all others: without positions their order does not matter.
+    layer, x = make(rotary_base=rotary_base), tokens(1, 6)
+    shuffled = torch.cat([x[:, [3, 0, 4, 1, 2]], x[:, 5:]], 1)
+    same = torch.allclose(layer(x).y[:, -1], layer(shuffled).y[:, -1], rtol=1e-4, atol=1e-6)
+    assert same == (rotary_base is None)
+
+
 def test_a_functional_cache_can_be_branched():
     layer, x = make(), tokens(1, 4)
     state = layer(x).state
@@ -112,5 +126,8 @@ def test_short_types():
 def test_refusals():
     with pytest.raises(ValueError, match="Choose another num_heads"):
         AttentionConfig(d_model=16, num_heads=3)
+    with pytest.raises(ValueError, match="rotary_base=None"):
+        AttentionConfig(d_model=15, num_heads=3)
+    assert AttentionConfig(d_model=15, num_heads=3, rotary_base=None).head_dim == 5
     with pytest.raises(ValueError, match="B must be 1"):
         make()(tokens(2, 4), cu_seqlens=torch.tensor([0, 4]))

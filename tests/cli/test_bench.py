@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from kalman_attention import KLA, KLALayerConfig
-from kalman_attention.cli import bench_layer
+from kalman_attention.cli import bench_layer, bench_mixers
 from kalman_attention.cli.main import main
+from kalman_attention.models.mixers import MIXERS
+from kalman_attention.models.sizes import mixer_size
 
 
 def call(*argv):
@@ -46,3 +48,53 @@ def test_decode(tmp_path, capsys):
     assert [row["model"] for row in rows] == ["kla", "attention"]
     assert all(len(row["milliseconds"]) == 2 for row in rows)
     assert (tmp_path / "decode.png").stat().st_size > 0
+
+
+def test_mixers(tmp_path, capsys):
+    sizes = ("--lengths", 8, 16, "--width", 16, "--state", 4, "--rivals-at", "--repeats", 2)
+    assert call("bench", "mixers", *sizes, "--out", tmp_path) == 0
+    assert "gated_deltanet" in capsys.readouterr().out
+    data = json.loads((tmp_path / "mixers.json").read_text())
+    for found in data["sweep"]["passes"].values():
+        assert set(found) == set(MIXERS)
+        assert all(set(row["seconds"]) == {"8", "16"} for row in found.values())
+    assert data["rivals"] == []
+    assert data["sizes"]["kla"]["state"] == 2 * 4 * 16
+
+
+@pytest.mark.parametrize(("width", "state"), [(512, 16), (64, 4), (960, 16)])
+def test_mixers_are_compared_at_equal_states(width, state):
+    for name in MIXERS:
+        options = bench_mixers.matched_options(name, width, state)
+        found = getattr(options, "state_size", None) or mixer_size(name, options).state
+        assert found == (0 if name == "attention" else 2 * state * width), name
+    with pytest.raises(ValueError, match="multiple of 4 x d_state"):
+        bench_mixers.matched_options("gla", 100, 16)
+
+
+@pytest.mark.filterwarnings("ignore")  # whatever others have to say when imported
+@pytest.mark.parametrize("rival", bench_mixers.RIVALS, ids=lambda rival: rival.package)
+def test_public_layers_are_of_the_same_shape(rival):
+    theirs = rival.build(64, 4, 10)
+    if theirs is None:
+        pytest.skip(f"needs {rival.package}: pip install 'kalman_attention[bench,hf]'")
+    ours = MIXERS[rival.mixer].module(bench_mixers.matched_options(rival.mixer, 64, 4))
+    assert theirs(torch.randn(1, 10, 64)).shape == (1, 10, 64)
+    one, other = (sum(p.numel() for p in layer.parameters()) for layer in (ours, theirs))
+    assert abs(one - other) < 0.01 * one
+
+
+def test_a_public_layer_beside_ours(monkeypatch, tmp_path, capsys):
+    # With a stand-in, so that the table and its limits are tested without the packages.
+    rivals = (bench_mixers.Rival("mamba", "stand-in", lambda *sizes: torch.nn.Identity()),)
+    monkeypatch.setattr(bench_mixers, "RIVALS", rivals)
+    sizes = ("--lengths", 8, "--width", 16, "--state", 4, "--mixers", "mamba", "--repeats", 1)
+    assert call("bench", "mixers", *sizes, "--rivals-at", 8, 16, "--out", tmp_path) == 0
+    assert "theirs / ours" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "mixers.json").read_text())["rivals"]
+    assert [(row["T"], row["pass"]) for row in rows] == [
+        (8, "forward"), (16, "forward"), (8, "forward + backward"), (16, "forward + backward")
+    ]  # fmt: skip
+    monkeypatch.setattr(bench_mixers, "available_memory", lambda: -1)
+    assert call("bench", "mixers", *sizes, "--rivals-at", 8, "--out", tmp_path) == 0
+    assert "theirs / ours" not in capsys.readouterr().out

@@ -2,11 +2,24 @@
 
 import torch
 
-from kalman_attention import AttentionConfig, KLALayerConfig, LanguageModel, LanguageModelConfig
+from kalman_attention import (
+    AttentionConfig,
+    KLALayerConfig,
+    LanguageModel,
+    LanguageModelConfig,
+    MambaConfig,
+)
 
 VOCABULARY = 37
 
-PLANS = {"pure": "kla*2", "hybrid": "attention + kla", "any": "kla + attention*2"}
+PLANS = {
+    "pure": "kla*2",
+    "hybrid": "attention + kla",
+    "any": "kla + attention*2",
+    "mamba": "mamba*2",
+    "attention and mamba": "attention + mamba",
+    "matrices": "gla + gated_deltanet + mlstm",
+}
 
 
 def small(plan="kla*2", seed=0, d_state=4, **options):
@@ -18,6 +31,7 @@ def small(plan="kla*2", seed=0, d_state=4, **options):
         plan=plan,
         kla=kla,
         attention=AttentionConfig(d_model=16, num_heads=2),
+        mamba=MambaConfig(d_model=16, d_state=d_state),
         **{"embedding_std": 1.0, **options},
     )
     return LanguageModel(config)

@@ -6,8 +6,15 @@ import json
 import pytest
 import torch
 
-from kalman_attention import KLALayerConfig, LanguageModel, LanguageModelConfig, preset
-from kalman_attention.models.plan import parse_plan
+from kalman_attention import (
+    KLALayerConfig,
+    LanguageModel,
+    LanguageModelConfig,
+    MambaConfig,
+    preset,
+)
+from kalman_attention.models.mixers import MIXERS
+from kalman_attention.models.plan import format_plan, parse_plan
 from kalman_attention.models.presets import PRESETS
 
 COUNTS = {
@@ -32,6 +39,11 @@ COUNTS = {
 )
 def test_plans(plan, names):
     assert parse_plan(plan) == names
+    assert parse_plan(format_plan(names)) == names
+
+
+def test_plans_are_written_shortly():
+    assert format_plan(("attention",) * 11 + ("kla",)) == "attention*11 + kla"
 
 
 @pytest.mark.parametrize("plan", ["", "kla +", "kla * x", "(kla", "kla kla", "3*kla", "kla)", "*2"])
@@ -84,6 +96,9 @@ def test_hybrid_replaces_only_the_last_attention():
             kla=KLALayerConfig(d_model=8, decay_rate=(1.0, 4.0)),
             logit_softcap=15.0,
         ),
+        LanguageModelConfig(
+            vocab_size=9, d_model=8, plan="mamba", mamba=MambaConfig(d_model=8, expand=1)
+        ),
     ],
 )
 def test_json_round_trip(config):
@@ -93,10 +108,11 @@ def test_json_round_trip(config):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"plan": "mamba*2"}, "out of kla, attention; got mamba"),
+        ({"plan": "rnn*2"}, "out of kla, attention, mamba.*; got rnn"),
         ({"plan": ()}, "no block at all"),
         ({"mlp": "gelu"}, "must be one of none, swiglu, relu2"),
         ({"kla": KLALayerConfig(d_model=4)}, "width of the residual stream"),
+        ({"mamba": MambaConfig(d_model=4)}, "mamba.d_model is 4 but"),
     ],
 )
 def test_bad_options(options, message):
@@ -110,3 +126,18 @@ def test_unknown_names():
     data = {**LanguageModelConfig(vocab_size=9, d_model=8, plan="kla").to_dict(), "heads": 3}
     with pytest.raises(ValueError, match="unknown here: heads"):
         LanguageModelConfig.from_dict(data)
+    data = {"vocab_size": 9, "d_model": 8, "plan": "mamba", "mamba": {"d_model": 8, "slots": 2}}
+    with pytest.raises(ValueError, match=r"unknown here: slots.*of the mamba mixers"):
+        LanguageModelConfig.from_dict(data)
+
+
+def test_every_mixer_has_a_field_and_fits_the_protocol():
+    fields = {field.name for field in dataclasses.fields(LanguageModelConfig)}
+    for name, kind in MIXERS.items():
+        assert name in fields
+        assert isinstance(kind.module(kind.config(d_model=64)).out_proj, torch.nn.Linear), name
+        model = LanguageModel(LanguageModelConfig(vocab_size=9, d_model=64, plan=name))
+        assert type(model.blocks[0].mixer) is kind.module
+        if name != "kla":
+            with pytest.raises(ValueError, match=f"its mixer is {name}"):
+                model.read(torch.zeros(1, 2, dtype=torch.int64))

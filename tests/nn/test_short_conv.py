@@ -122,3 +122,13 @@ def test_window_of_other_rows_is_refused():
         make()(tokens(2, 3), tokens(3, K - 1))
     with pytest.raises(ValueError, match="at least 1"):
         ShortConv(D, 0)
+
+
+def test_without_a_bias():
+    torch.manual_seed(0)
+    plain, biased = ShortConv(3, bias=False), ShortConv(3)
+    biased.load_state_dict({**plain.state_dict(), "bias": torch.zeros(3)})
+    x, window = torch.randn(2, 5, 3), torch.randn(2, 3, 3)
+    assert [name for name, _ in plain.named_parameters()] == ["weight"]
+    torch.testing.assert_close(plain(x, window), biased(x, window))
+    torch.testing.assert_close(plain.step(x[:, 0], window), biased.step(x[:, 0], window))

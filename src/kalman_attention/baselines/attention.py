@@ -1,4 +1,4 @@
-"""Causal softmax attention: rotary positions, optional QK-norm, KV cache."""
+"""Causal softmax attention: rotary positions and QK-norm on request, KV cache."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from kalman_attention._typing import Mask
 from kalman_attention.nn.mixer import LayerOutput
 from kalman_attention.nn.norms import rms_norm
+from kalman_attention.nn.packing import mix_documents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,19 +20,26 @@ class AttentionConfig:
         d_model: width of input and output.
         num_heads: heads; None means heads of 64 channels, or one head if d_model is below 64.
         qk_norm: divide queries and keys by their root mean square.
-        rotary_base: longest wavelength of the rotary positions, in tokens over 2 pi.
+        rotary_base: longest wavelength of the rotary positions, in tokens over 2 pi; None for no
+            positions at all, which leaves order to the causal mask and to other mixers.
     """
 
     d_model: int
     num_heads: int | None = None
     qk_norm: bool = True
-    rotary_base: float = 10_000.0
+    rotary_base: float | None = 10_000.0
 
     def __post_init__(self) -> None:
-        if self.d_model % self.heads or self.head_dim % 2:
+        if self.heads < 1 or self.d_model % self.heads:
             raise ValueError(
-                f"d_model = {self.d_model} does not split into {self.heads} heads of an even "
-                "number of channels (rotary positions turn pairs). Choose another num_heads."
+                f"d_model = {self.d_model} does not split into {self.heads} equal heads. Choose "
+                "another num_heads."
+            )
+        if self.rotary_base is not None and (self.head_dim % 2 or self.rotary_base <= 0.0):
+            raise ValueError(
+                f"rotary positions turn pairs of channels by angles of a positive base, but heads "
+                f"have {self.head_dim} channels and rotary_base is {self.rotary_base}. Choose "
+                "another num_heads or rotary_base, or rotary_base=None for no positions."
             )
 
     @property
@@ -95,7 +103,7 @@ class Attention(nn.Module):
     ) -> LayerOutput:
         """Mix a sequence; arguments and result as for ``nn.KLA``. There is no variance."""
         if cu_seqlens is not None:
-            return self._packed(x, state, mask, cu_seqlens)
+            return mix_documents(self, x, state, mask, cu_seqlens)
         B, T, _ = x.shape
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
@@ -127,7 +135,8 @@ class Attention(nn.Module):
         """Normalise heads ``[B, T, H, head_dim]`` and turn them to their positions."""
         if self.config.qk_norm:
             x = rms_norm(x)
-        return rotate(x, positions, self.config.rotary_base)
+        base = self.config.rotary_base
+        return x if base is None else rotate(x, positions, base)
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> Tensor:
         attention = nn.functional.scaled_dot_product_attention
@@ -142,24 +151,6 @@ class Attention(nn.Module):
             itself = torch.eye(T, S, dtype=torch.bool, device=q.device).roll(S - T, 1)
             allowed = ((allowed & real.unsqueeze(1)) | itself).unsqueeze(1)  # [B, 1, T, S]
         return attention(q, keys, values, attn_mask=allowed)
-
-    def _packed(
-        self, x: Tensor, state: AttentionState | None, mask: Mask | None, cu_seqlens: Tensor
-    ) -> LayerOutput:
-        """Unpack the documents into rows, mix, and pack them again."""
-        if mask is not None or x.shape[0] != 1:
-            raise ValueError(
-                "cu_seqlens packs documents into one row: B must be 1 and mask None, got B = "
-                f"{x.shape[0]} and {'a' if mask is not None else 'no'} mask."
-            )
-        bounds = cu_seqlens.to(device=x.device, dtype=torch.int64)
-        lengths = bounds.diff()
-        offset = torch.arange(int(lengths.max()), device=x.device)
-        real = offset < lengths.unsqueeze(1)  # [n, longest]
-        place = torch.where(real, bounds[:-1].unsqueeze(1) + offset, 0)
-        rows = x[0][place] if x.shape[1] else x.new_zeros(*place.shape, x.shape[2])
-        found = self(rows, state, real)
-        return LayerOutput(found.y[real].unsqueeze(0), None, found.state)
 
 
 def _append(

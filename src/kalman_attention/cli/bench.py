@@ -2,9 +2,14 @@
 
 import argparse
 
-from kalman_attention.cli import bench_decode, bench_layer, bench_scan
+from kalman_attention.cli import bench_decode, bench_layer, bench_mixers, bench_scan
 
-SUBJECTS = {"scan": bench_scan, "layer": bench_layer, "decode": bench_decode}
+SUBJECTS = {
+    "scan": bench_scan,
+    "layer": bench_layer,
+    "mixers": bench_mixers,
+    "decode": bench_decode,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention import KLA, Attention, AttentionConfig, KLALayerConfig
-from kalman_attention.cli.measure import fastest, save_results
+from kalman_attention.cli.measure import fastest, layer_pass, save_results
 from kalman_attention.cli.table import render
 
 _TOO_LONG = 30.0  # seconds per call: a side that is expected to take longer is left out
-
-Work = Callable[[], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +98,7 @@ def build_sides(args: argparse.Namespace) -> dict[str, nn.Module]:
     sides: dict[str, nn.Module] = {
         "products": Products(layer), "kla": layer, "attention": attention
     }  # fmt: skip
-    mamba = _mamba(args.width, args.state)
+    mamba = transformers_mamba(args.width, args.state)
     return sides if mamba is None else {**sides, "mamba": mamba}
 
 
@@ -109,44 +106,18 @@ def measure(
     sides: dict[str, nn.Module], length: int, backward: bool, args: argparse.Namespace
 ) -> dict[str, Any]:
     """Best times at one length."""
-    work = {
-        name: _work(side, args.batch, length, args.width, backward)
-        for name, side in sides.items()
-        if name != "mamba" or length <= args.mamba_up_to
-    }
+    work = {}
+    for name, side in sides.items():
+        if name != "mamba" or length <= args.mamba_up_to:
+            inputs = [torch.randn(args.batch, length, args.width)]
+            if isinstance(side, Products):
+                inputs = side.inputs(args.batch, length)
+            work[name] = layer_pass(side, inputs, backward=backward)
     best = fastest(work, most=args.repeats, seconds=args.seconds)
     return {"T": length, "backward": backward, "seconds": best}
 
 
-def _work(side: nn.Module, batch: int, length: int, width: int, backward: bool) -> Work:
-    if isinstance(side, Products):
-        inputs = side.inputs(batch, length)
-    else:
-        inputs = [torch.randn(batch, length, width)]
-
-    def forward() -> tuple[Tensor, ...]:
-        found = side(*inputs)
-        if isinstance(side, Products):
-            return tuple(found)
-        return (found.y if hasattr(found, "y") else found,)
-
-    def without_gradients() -> None:
-        with torch.no_grad():
-            forward()
-
-    def with_gradients() -> None:
-        outputs = forward()
-        torch.autograd.backward(outputs, gradients)
-        side.zero_grad()
-
-    if not backward:
-        return without_gradients
-    inputs = [x.requires_grad_() for x in inputs]
-    gradients = [torch.randn_like(y) for y in forward()]
-    return with_gradients
-
-
-def _mamba(width: int, state: int) -> nn.Module | None:
+def transformers_mamba(width: int, state: int) -> nn.Module | None:
     """The mixer of transformers' Mamba, if that is installed."""
     if importlib.util.find_spec("transformers") is None:
         return None

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from kalman_attention import __version__, kla_scan
+from kalman_attention import LayerOutput, __version__, kla_scan
 
 
 class Shape(NamedTuple):
@@ -66,6 +66,37 @@ def scan_pass(inputs: list[Tensor], engine: str, *, backward: bool) -> Callable[
         torch.autograd.grad(kla_scan(*inputs, engine=engine).y, inputs, upstream)
 
     return forward_backward
+
+
+def layer_pass(layer: nn.Module, inputs: list[Tensor], *, backward: bool) -> Callable[[], None]:
+    """One forward pass of a layer, or one forward and backward pass, ready to be timed.
+
+    Args:
+        layer: a mixer of ours, or any module that returns a tensor or a tuple of tensors.
+        inputs: its arguments.
+        backward: whether to differentiate, in the inputs and the parameters.
+    """
+
+    def forward() -> tuple[Tensor, ...]:
+        found = layer(*inputs)
+        if isinstance(found, LayerOutput):
+            return (found.y,)
+        return found if isinstance(found, tuple) else (found,)
+
+    def without_gradients() -> None:
+        with torch.no_grad():
+            forward()
+
+    def with_gradients() -> None:
+        torch.autograd.backward(forward(), gradients)
+        layer.zero_grad()
+
+    if not backward:
+        return without_gradients
+    inputs = [x.requires_grad_() for x in inputs]
+    with torch.no_grad():
+        gradients = [torch.randn_like(y) for y in forward()]
+    return with_gradients
 
 
 def fastest(

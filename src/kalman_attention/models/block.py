@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Mask
-from kalman_attention.baselines.attention import Attention
 from kalman_attention.models.config import LanguageModelConfig
+from kalman_attention.models.mixers import MIXERS
 from kalman_attention.nn.kla import KLA, Readout
-from kalman_attention.nn.mixer import LayerOutput
+from kalman_attention.nn.mixer import LayerOutput, Mixer
 from kalman_attention.nn.norms import RMSNorm
 
 
@@ -62,17 +62,14 @@ class Block(nn.Module):
 
     Args:
         config: options of the model.
-        mixer: ``"kla"`` or ``"attention"``.
+        mixer: its word in a plan, such as ``"kla"``.
     """
 
     def __init__(self, config: LanguageModelConfig, mixer: str) -> None:
         super().__init__()
         self.norm = RMSNorm(config.d_model, config.norm_eps)
-        self.mixer: KLA | Attention
-        if mixer == "kla":
-            self.mixer = KLA(config.kla_options)
-        else:
-            self.mixer = Attention(config.attention_options)
+        self.kind = mixer
+        self.mixer: Mixer = MIXERS[mixer].module(config.mixer_options(mixer))
         self.mlp_norm = self.mlp = None
         if config.mlp != "none":
             self.mlp_norm = RMSNorm(config.d_model, config.norm_eps)
@@ -155,7 +152,7 @@ class Block(nn.Module):
         if isinstance(self.mixer, KLA):
             return self.mixer
         raise ValueError(
-            "this block holds no posterior: its mixer is attention. Samples and the marginal "
+            f"this block holds no posterior: its mixer is {self.kind}. Samples and the marginal "
             "likelihood need KLA as the last mixer of the plan, as in 'attention*11 + kla'."
         )
 

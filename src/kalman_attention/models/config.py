@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kalman_attention.baselines.attention import AttentionConfig
+from kalman_attention.baselines.gated_deltanet import GatedDeltaNetConfig
+from kalman_attention.baselines.gla import GLAConfig
+from kalman_attention.baselines.mamba import MambaConfig
+from kalman_attention.baselines.mlstm import MLSTMConfig
+from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.plan import parse_plan
 from kalman_attention.nn.config import KLALayerConfig
-
-MIXERS = ("kla", "attention")
-"""The words a plan may use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,10 @@ class LanguageModelConfig:
             ``"attention*11 + kla"``; stored as a tuple.
         kla: options of the KLA mixers; None means the defaults at this width.
         attention: options of the attention mixers; likewise.
+        mamba: options of the Mamba mixers; likewise.
+        gla: options of the gated linear attention mixers; likewise.
+        gated_deltanet: options of the Gated DeltaNet mixers; likewise.
+        mlstm: options of the mLSTM mixers; likewise.
         mlp: channel mixer after each mixer: ``"none"`` (KLA's gate is one already), ``"swiglu"``
             or ``"relu2"``.
         mlp_width: hidden width of the MLP; None means 4 d_model (8/3 d_model for SwiGLU).
@@ -41,6 +47,10 @@ class LanguageModelConfig:
     plan: str | tuple[str, ...]
     kla: KLALayerConfig | None = None
     attention: AttentionConfig | None = None
+    mamba: MambaConfig | None = None
+    gla: GLAConfig | None = None
+    gated_deltanet: GatedDeltaNetConfig | None = None
+    mlstm: MLSTMConfig | None = None
     mlp: Literal["none", "swiglu", "relu2"] = "none"
     mlp_width: int | None = None
     between_blocks: Literal["mean", "sample"] = "mean"
@@ -59,7 +69,7 @@ class LanguageModelConfig:
                 f"a plan names one mixer per block, out of {', '.join(MIXERS)}; got "
                 f"{', '.join(unknown) or 'no block at all'}."
             )
-        for name in ("kla", "attention"):
+        for name in MIXERS:
             options = getattr(self, name)
             if options is not None and options.d_model != self.d_model:
                 raise ValueError(
@@ -77,15 +87,9 @@ class LanguageModelConfig:
         """The mixer of every block, first block first."""
         return parse_plan(self.plan)
 
-    @property
-    def kla_options(self) -> KLALayerConfig:
-        """Options of the KLA mixers, defaults filled in."""
-        return self.kla or KLALayerConfig(d_model=self.d_model)
-
-    @property
-    def attention_options(self) -> AttentionConfig:
-        """Options of the attention mixers, defaults filled in."""
-        return self.attention or AttentionConfig(d_model=self.d_model)
+    def mixer_options(self, name: str) -> Any:
+        """Options of the mixers of one kind, such as ``"kla"``, defaults filled in."""
+        return getattr(self, name) or MIXERS[name].config(d_model=self.d_model)
 
     @property
     def mlp_hidden(self) -> int:
@@ -102,21 +106,22 @@ class LanguageModelConfig:
     def from_dict(cls, data: dict[str, Any]) -> "LanguageModelConfig":
         """The inverse of ``to_dict``, also after a round trip through JSON."""
         data = dict(data)
-        data["plan"] = tuple(data["plan"]) if isinstance(data["plan"], list) else data["plan"]
-        if isinstance(data.get("kla"), dict):
-            rate = data["kla"].get("decay_rate", 1.0)
-            rate = tuple(rate) if isinstance(rate, list) else rate
-            data["kla"] = KLALayerConfig(**{**data["kla"], "decay_rate": rate})
-        if isinstance(data.get("attention"), dict):
-            data["attention"] = AttentionConfig(**data["attention"])
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(data) - known)
-        if unknown:
-            raise ValueError(
-                f"this configuration has fields unknown here: {', '.join(unknown)}. It was "
-                "written by another version of the library, or is not one of a language model."
-            )
-        return cls(**data)
+        for name, kind in MIXERS.items():
+            if isinstance(data.get(name), dict):
+                data[name] = _build(kind.config, data[name], f"of the {name} mixers")
+        built: LanguageModelConfig = _build(cls, data, "of a language model")
+        return built
+
+
+def _build(cls: type[Any], data: dict[str, Any], what: str) -> Any:
+    """A dataclass from plain data; JSON knows lists only, the options tuples only."""
+    unknown = sorted(set(data) - {field.name for field in dataclasses.fields(cls)})
+    if unknown:
+        raise ValueError(
+            f"this configuration has fields unknown here: {', '.join(unknown)}. It was written "
+            f"by another version of the library, or is not one {what}."
+        )
+    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
 
 
 _MLPS = ("none", "swiglu", "relu2")

@@ -1,5 +1,6 @@
 """A short notation for stacks: ``"attention*11 + kla"``, ``"(attention*3 + kla)*3"``."""
 
+import itertools
 import re
 
 _TOKEN = re.compile(r"\s*(?:(\d+)|(\w+)|(.))")
@@ -21,6 +22,12 @@ def parse_plan(plan: str | tuple[str, ...]) -> tuple[str, ...]:
     if rest:
         raise _error(plan, f"{rest[0]!r} was not expected")
     return names
+
+
+def format_plan(names: tuple[str, ...]) -> str:
+    """A short plan for mixer names, as ``"attention*11 + kla"``: runs are counted."""
+    runs = [(name, len(list(run))) for name, run in itertools.groupby(names)]
+    return " + ".join(name if count == 1 else f"{name}*{count}" for name, count in runs)
 
 
 def _sum(tokens: list[str], plan: str) -> tuple[tuple[str, ...], list[str]]:

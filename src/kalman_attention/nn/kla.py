@@ -101,8 +101,14 @@ class KLA(nn.Module):
         if config.precision_rank is not None:
             self.precision_up = nn.Linear(config.precision_rank, D, bias=False)
         self.prior = LatentPrior(config)
-        self.skip = None if config.skip is None else nn.Parameter(torch.full((D,), config.skip))
+        self.skip = None if config.skip is None else nn.Parameter(torch.empty(D))
         self.out_proj = nn.Linear(D, d_model, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the skip to its start; the modules inside start themselves."""
+        if self.skip is not None and self.config.skip is not None:
+            nn.init.constant_(self.skip, self.config.skip)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> LayerState:
         """State before the first token; its size does not depend on ``capacity``."""

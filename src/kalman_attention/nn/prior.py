@@ -10,6 +10,7 @@ from kalman_attention._typing import Dynamics
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.ou import discretise
 from kalman_attention.nn.config import KLALayerConfig
+from kalman_attention.nn.float32 import KeepsFloat32
 from kalman_attention.nn.links import inverse_softplus, log_uniform
 
 
@@ -20,7 +21,7 @@ class Discretised(NamedTuple):
     p_bar: Dynamics
 
 
-class LatentPrior(nn.Module):
+class LatentPrior(KeepsFloat32):
     """Parameters log_a, raw_p, raw_dt of the Ornstein-Uhlenbeck process and the first belief.
 
     They stay float32 when the model is converted to a shorter type: a decay of 0.9999 has no
@@ -127,12 +128,4 @@ class LatentPrior(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LatentPrior":
         self._cached = None
-
-        def at_least_float32(x: Tensor) -> Tensor:
-            moved = fn(x)
-            if moved.is_floating_point() and moved.dtype.itemsize < 4:
-                return x.to(device=moved.device, dtype=torch.float32)
-            return moved
-
-        super()._apply(at_least_float32, recurse)  # type: ignore[no-untyped-call]
-        return self
+        return super()._apply(fn, recurse)

@@ -19,24 +19,26 @@ class ShortConv(nn.Module):
     Args:
         channels: number of channels D.
         kernel_size: number of taps K, the last of which is the current token.
+        bias: whether there is one.
     """
 
     parameter_group: ClassVar[str] = "vector"
 
-    def __init__(self, channels: int, kernel_size: int = 4) -> None:
+    def __init__(self, channels: int, kernel_size: int = 4, *, bias: bool = True) -> None:
         super().__init__()
         if kernel_size < 1:
             raise ValueError(f"kernel_size must be at least 1 (the current token), {kernel_size=}.")
         self.channels, self.kernel_size = channels, kernel_size
         self.weight = nn.Parameter(torch.empty(kernel_size, channels))  # [K, D]
-        self.bias = nn.Parameter(torch.empty(channels))  # [D]
+        self.bias = nn.Parameter(torch.empty(channels)) if bias else None  # [D]
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Uniform within 1 / sqrt(K), as ``nn.Conv1d`` starts a depthwise filter."""
         bound = 1.0 / math.sqrt(self.kernel_size)
         nn.init.uniform_(self.weight, -bound, bound)
-        nn.init.uniform_(self.bias, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
 
     def init_window(self, rows: int, like: Tensor) -> Tensor:
         """The window before the first token: zeros, ``[rows, K - 1, D]``."""
@@ -80,17 +82,20 @@ class ShortConv(nn.Module):
         """One token ``[B, D]``; the same arithmetic without the T axis."""
         taps = torch.cat([window.to(x.dtype), x.unsqueeze(1)], 1)  # [B, K, D]
         dtype = _wide(x.dtype)
-        y = (self.bias.to(dtype) + (taps * self.weight.to(dtype)).sum(1)).to(x.dtype)
+        y = (self._offset().to(dtype) + (taps * self.weight.to(dtype)).sum(1)).to(x.dtype)
         new = taps[:, 1:]
         if mask is not None:
             y = y.masked_fill(~mask.unsqueeze(-1), 0.0)
             new = torch.where(mask[:, None, None], new, taps[:, :-1])
         return y, new
 
+    def _offset(self) -> Tensor:
+        return self.weight.new_zeros(self.channels) if self.bias is None else self.bias
+
     def _convolve(self, x: Tensor, window: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
-            return _plain_conv(x, window, self.weight, self.bias)
-        y: Tensor = _CausalConv.apply(x, window, self.weight, self.bias)  # type: ignore[no-untyped-call]
+            return _plain_conv(x, window, self.weight, self._offset())
+        y: Tensor = _CausalConv.apply(x, window, self.weight, self._offset())  # type: ignore[no-untyped-call]
         return y
 
     def _masked(self, x: Tensor, window: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:

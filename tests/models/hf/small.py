@@ -17,6 +17,8 @@ def config(plan="kla*2", **options):
         "num_attention_heads": 2,
         "head_initializer_range": None,
     }
+    if "mamba" in plan:
+        defaults["mixer_options"] = {"mamba": {"d_state": 4}}
     return KLAConfig(layer_types=plan, **{**defaults, **options})
 
 

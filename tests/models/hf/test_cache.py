@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 
+from kalman_attention.nn.mixer import state_tensors
 from tests.models.hf.small import PLANS, padded, small, text
 
 plans = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
@@ -136,8 +137,7 @@ def test_the_cache_of_a_pure_stack_does_not_grow():
     sizes = []
     for n in (1, 50, 200):
         cache = model(text(1, n), past_key_values=cache, use_cache=True).past_key_values
-        held = [*cache.layers[0].conv_states.values(), *cache.layers[0].recurrent_states.values()]
-        sizes.append(sum(x.numel() for x in held if x is not None))
+        sizes.append(sum(x.numel() for _, x in state_tensors(cache.layers[0].state)))
     assert len(set(sizes)) == 1
     assert cache.get_seq_length() == 251
     assert cache.has_previous_state()

@@ -4,9 +4,16 @@ import dataclasses
 
 import pytest
 
-from kalman_attention import AttentionConfig, KLALayerConfig, LanguageModelConfig, preset
+from kalman_attention import (
+    AttentionConfig,
+    KLALayerConfig,
+    LanguageModelConfig,
+    MambaConfig,
+    preset,
+)
 from kalman_attention.hf import KLAConfig
 from kalman_attention.models.hf import configuration_kla as words
+from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.presets import PRESETS
 from tests.models.hf.small import config
 
@@ -15,10 +22,8 @@ def same(one, other):
     assert one.layers == other.layers
     for name in words._MODEL:
         assert getattr(one, name) == getattr(other, name), name
-    if "kla" in one.layers:
-        assert one.kla_options == other.kla_options
-    if "attention" in one.layers:
-        assert one.attention_options == other.attention_options
+    for name in one.layers:
+        assert one.mixer_options(name) == other.mixer_options(name)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -33,7 +38,7 @@ def test_defaults_are_a_preset():
 @pytest.mark.parametrize(
     ("native", "table", "elsewhere"),
     [
-        (LanguageModelConfig, words._MODEL, {"plan", "kla", "attention"}),
+        (LanguageModelConfig, words._MODEL, {"plan", *MIXERS}),
         (KLALayerConfig, words._KLA, {"d_model"}),
         (AttentionConfig, words._ATTENTION, {"d_model"}),
     ],
@@ -76,14 +81,39 @@ def test_layer_types():
     assert config(["linear_attention", "full_attention"]).mixers == ("kla", "attention")
     assert KLAConfig(num_hidden_layers=3).mixers == ("kla",) * 3
     assert config("kla*5").num_hidden_layers == 5
+    mixed = config("attention + mamba + kla")
+    assert mixed.layer_types == ["full_attention", "linear_attention", "linear_attention"]
+    assert mixed.mixers == ("attention", "mamba", "kla")
+
+
+def test_other_mixers_through_json(tmp_path):
+    native = LanguageModelConfig(
+        vocab_size=11,
+        d_model=8,
+        plan="mamba + attention + kla",
+        mamba=MambaConfig(d_model=8, d_state=3, expand=1),
+        attention=AttentionConfig(d_model=8, num_heads=2, rotary_base=None),
+    )
+    KLAConfig.from_native(native).save_pretrained(tmp_path)
+    found = KLAConfig.from_pretrained(tmp_path)
+    same(found.to_native(), native)
+    assert found.mixer_options["mamba"]["d_state"] == 3
+    # What is left out has its default, and options of mixers outside the plan are kept.
+    short = config("kla", mixer_options={"mamba": {"d_state": 3}}).to_native()
+    assert short.mamba == MambaConfig(d_model=16, d_state=3)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"plan": "mamba*2"}, "one mixer per block"),
+        ({"plan": "rnn*2"}, "one mixer per block"),
         ({"plan": "kla*2", "num_hidden_layers": 3}, "Leave one of the two out"),
         ({"plan": "kla + attention", "loss": "marginal"}, "Let the plan end with KLA"),
+        ({"plan": "kla + mamba", "loss": "marginal"}, "whose mixer is mamba here"),
+        ({"plan": "mamba", "mixer_options": {"mamba": {"slots": 3}}}, "unknown here: slots"),
+        ({"plan": "mamba", "mixer_options": {"rnn": {}}}, "unknown here: rnn"),
+        ({"mixer_options": {"kla": {"d_state": 3}}}, "such as state_size"),
+        ({"layer_mixers": ["mamba"]}, "Leave one of the two out"),
         ({"loss": "other"}, "'mean' or 'marginal'"),
         ({"state_size": 0}, "d_state must be at least 1"),
         ({"prior": "flat"}, "prior must be one of"),

@@ -1,7 +1,7 @@
 """The HuggingFace adapter: thin classes around the native model. Needs transformers."""
 
 from kalman_attention.models.hf.caching_kla import AttentionCacheLayer as AttentionCacheLayer
-from kalman_attention.models.hf.caching_kla import BeliefCacheLayer as BeliefCacheLayer
+from kalman_attention.models.hf.caching_kla import StateCacheLayer as StateCacheLayer
 from kalman_attention.models.hf.configuration_kla import KLAConfig as KLAConfig
 from kalman_attention.models.hf.modeling_kla import KLAForCausalLM as KLAForCausalLM
 from kalman_attention.models.hf.modeling_kla import KLAModel as KLAModel

@@ -1,4 +1,4 @@
-"""What a KLA model remembers between calls, as layers of transformers' own ``Cache``.
+"""What a model remembers between calls, as layers of transformers' own ``Cache``.
 
 A ``DynamicCache`` is a list of layers, and everything that ``generate`` does to a cache goes to
 the layers. So there is no cache class here, only two layers, which ``adopt`` puts in place of the
@@ -29,65 +29,62 @@ from transformers.cache_utils import (
 )
 
 from kalman_attention.baselines.attention import AttentionState
-from kalman_attention.filtering.moment import KLAState
-from kalman_attention.nn.kla import LayerState
+from kalman_attention.nn.mixer import map_state, state_tensors
 
 
-class BeliefCacheLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
-    """Belief and convolution window of one KLA block.
+class StateCacheLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
+    """The state of one block whose memory has a fixed size: KLA, Mamba and their like.
 
-    ``recurrent_states`` holds mean (0) and variance (1) of the latent, ``[B, N, D]`` each, in
-    float32; ``conv_states[0]`` the window, ``[B, K - 1, D]``. Its size does not depend on the
-    number of tokens seen.
+    ``state`` is whatever the mixer returned, a named tuple of tensors with rows first, in the
+    dtypes it chose; None before the first token.
     """
 
     is_compileable = False
     is_sliding = False
     is_croppable = False
 
-    conv_states: dict[int, Any]
-    recurrent_states: dict[int, Any]
+    state: Any
 
     def __init__(self) -> None:
         CacheLayerMixin.__init__(self)
-        LinearAttentionCacheLayerMixin.__init__(self, number_of_states=2)
+        LinearAttentionCacheLayerMixin.__init__(self)
         self.length = 0
+        self.state = None
 
-    def read(self) -> LayerState | None:
+    def read(self) -> Any:
         """The state to go on from; None before the first token, which means the prior."""
-        if not self.is_initialized:
-            return None
-        belief = KLAState(self.recurrent_states[0], self.recurrent_states[1])
-        return LayerState(self.conv_states[0], belief)
+        return self.state
 
-    def write(self, state: LayerState, tokens: int) -> None:
+    def write(self, state: Any, tokens: int) -> None:
         """Keep the state after ``tokens`` more positions, padding included."""
-        self.conv_states[0] = state.conv
-        self.recurrent_states[0], self.recurrent_states[1] = state.belief
-        self.device, self.dtype = state.conv.device, state.conv.dtype
+        self.state = state
+        _, first = next(state_tensors(state))
+        self.device, self.dtype = first.device, first.dtype
         self.length += tokens
         self._mark(True)
 
     def reset(self) -> None:
         """Forget everything: the next token starts from the prior."""
-        self.conv_states = dict.fromkeys(self.conv_states)
-        self.recurrent_states = dict.fromkeys(self.recurrent_states)
-        self.length = 0
+        self.state, self.length = None, 0
         self._mark(False)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Let every row go on from the beam it was chosen from."""
+        self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row."""
-        self._rows(lambda x: x.repeat_interleave(repeats, 0))
+        self.state = map_state(lambda x: x.repeat_interleave(repeats, 0), self.state)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some rows."""
-        self._rows(lambda x: x[indices.to(x.device)])
+        self.state = map_state(lambda x: x.index_select(0, indices.to(x.device)), self.state)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refused: the update of a belief cannot be undone."""
+        """Refused: an update of the state cannot be undone."""
         if tokens_to_remove:
             raise ValueError(
-                "a belief cannot be taken back to an earlier token: the filter keeps no history. "
+                "a state cannot be taken back to an earlier token: it keeps no history. "
                 "Keep copy.deepcopy(cache) from before, or run the shorter sequence again."
             )
 
@@ -108,24 +105,18 @@ class BeliefCacheLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         self.crop(-1)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the first ``write`` brings whole states."""
+        """Nothing: the first ``write`` brings a whole state."""
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: this layer has no keys and values."""
-        raise ValueError("a KLA block has no keys and values; its model calls read and write.")
+        raise ValueError("this block has no keys and values; its model calls read and write.")
 
     update_conv_state = update
     update_recurrent_state = update
 
-    def _rows(self, change: Any) -> None:
-        for states in (self.conv_states, self.recurrent_states):
-            states.update({i: None if x is None else change(x) for i, x in states.items()})
-
     def _mark(self, filled: bool) -> None:
         self.is_initialized = filled
-        self.is_conv_states_initialized = {0: filled, 1: False}
-        self.is_recurrent_states_initialized = {0: filled, 1: filled}
-        self.has_previous_state = {0: filled, 1: filled}
+        self.has_previous_state = {0: filled}
 
 
 class AttentionCacheLayer(DynamicLayer):
@@ -198,7 +189,7 @@ def adopt(cache: Any, mixers: tuple[str, ...]) -> Cache:
     """
     if not isinstance(cache, Cache):
         raise ValueError(f"past_key_values must be a transformers Cache, got {type(cache)}.")
-    own = (BeliefCacheLayer, AttentionCacheLayer)
+    own = (StateCacheLayer, AttentionCacheLayer)
     if len(cache.layers) == len(mixers) and all(isinstance(x, own) for x in cache.layers):
         return cache
     if (
@@ -208,13 +199,13 @@ def adopt(cache: Any, mixers: tuple[str, ...]) -> Cache:
     ):
         raise ValueError(
             f"a KLA model cannot use this {type(cache).__name__}: it must be empty and of the "
-            "default kind, neither static, quantized nor offloaded. (The belief has a fixed size "
+            "default kind, neither static, quantized nor offloaded. (A belief has a fixed size "
             "anyway.) Leave past_key_values and cache_implementation out, or pass a new "
             "DynamicCache(config=model.config)."
         )
     cache.layer_class_to_replicate = None
     cache.layers = [
-        BeliefCacheLayer() if mixer == "kla" else AttentionCacheLayer() for mixer in mixers
+        AttentionCacheLayer() if mixer == "attention" else StateCacheLayer() for mixer in mixers
     ]
     return cache
 

@@ -4,14 +4,13 @@ from typing import Any, ClassVar, Literal
 
 from transformers import PreTrainedConfig
 
-from kalman_attention.baselines.attention import AttentionConfig
 from kalman_attention.models.config import LanguageModelConfig
+from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.plan import parse_plan
 from kalman_attention.models.presets import preset
-from kalman_attention.nn.config import KLALayerConfig
 
-MIXERS = {"kla": "linear_attention", "attention": "full_attention"}
-"""Our names of the mixers, and the layer types of transformers they are."""
+_DEFAULT_MIXERS = {"linear_attention": "kla", "full_attention": "attention"}
+"""The mixer that a layer type of transformers means when nothing else is said."""
 
 _MODEL = {
     "vocab_size": "vocab_size",
@@ -61,7 +60,11 @@ class KLAConfig(PreTrainedConfig):
         num_hidden_layers: number of blocks; None takes it from ``layer_types`` (12 without).
         layer_types: the mixer of every block, ``"linear_attention"`` (KLA) or
             ``"full_attention"``; also a pattern such as ``"attention*11 + kla"``. None means KLA
-            everywhere. Stored as a list.
+            everywhere. Stored as a list of transformers' types.
+        layer_mixers: the same in our words, ``"kla"``, ``"attention"``, ``"mamba"`` ...; follows
+            from ``layer_types`` where that says it.
+        mixer_options: options of mixers other than KLA and attention, by their word, such as
+            ``{"mamba": {"d_state": 8}}``; what is left out has its default.
         mlp: channel mixer after each mixer: ``"none"``, ``"swiglu"`` or ``"relu2"``.
         intermediate_size: hidden width of the MLP; None for the usual multiple of hidden_size.
         between_blocks: what a KLA block passes on, its posterior ``"mean"`` or a ``"sample"``.
@@ -91,7 +94,8 @@ class KLAConfig(PreTrainedConfig):
         skip: as there.
         num_attention_heads: heads of attention blocks; None means heads of 64 channels.
         attention_qk_norm: divide their queries and keys by their root mean square.
-        rope_theta: longest wavelength of their rotary positions, in tokens over 2 pi.
+        rope_theta: longest wavelength of their rotary positions, in tokens over 2 pi; None for no
+            positions.
         loss: what ``labels`` are scored with: ``"mean"``, cross-entropy of the posterior mean, or
             ``"marginal"``, the negative log marginal likelihood (KLA+).
         loss_samples: posterior samples of the marginal likelihood.
@@ -108,6 +112,8 @@ class KLAConfig(PreTrainedConfig):
     hidden_size: int = 496
     num_hidden_layers: int | None = None
     layer_types: list[str] | str | None = None
+    layer_mixers: list[str] | None = None
+    mixer_options: dict[str, Any] | None = None
     mlp: Literal["none", "swiglu", "relu2"] = "none"
     intermediate_size: int | None = None
     between_blocks: Literal["mean", "sample"] = "mean"
@@ -135,7 +141,7 @@ class KLAConfig(PreTrainedConfig):
     skip: float | None = 1.0
     num_attention_heads: int | None = None
     attention_qk_norm: bool = True
-    rope_theta: float = 10_000.0
+    rope_theta: float | None = 10_000.0
     loss: Literal["mean", "marginal"] = "mean"
     loss_samples: int = 10
     use_cache: bool = True
@@ -151,8 +157,8 @@ class KLAConfig(PreTrainedConfig):
             raise ValueError(f"loss must be 'mean' or 'marginal', got {self.loss!r}.")
         if self.loss == "marginal" and self.mixers[-1] != "kla":
             raise ValueError(
-                "loss='marginal' samples the belief of the last block, which is an attention "
-                "block here. Let the plan end with KLA, as in 'attention*11 + kla'."
+                f"loss='marginal' samples the belief of the last block, whose mixer is "
+                f"{self.mixers[-1]} here. Let the plan end with KLA, as in 'attention*11 + kla'."
             )
 
     @classmethod
@@ -164,11 +170,15 @@ class KLAConfig(PreTrainedConfig):
             **options: fields that only exist here, such as ``loss`` or ``eos_token_id``.
         """
         native = preset(native) if isinstance(native, str) else native
-        found: dict[str, Any] = {"layer_types": [MIXERS[name] for name in native.layers]}
+        found: dict[str, Any] = {"layer_mixers": list(native.layers)}
+        others = [name for name in dict.fromkeys(native.layers) if name not in _PARTS]
+        if others:
+            found["mixer_options"] = {name: _plain(native.mixer_options(name)) for name in others}
+        attention = native.mixer_options("attention") if "attention" in native.layers else None
         for names, part in (
             (_MODEL, native),
-            (_KLA, native.kla_options),
-            (_ATTENTION, native.attention_options if "attention" in native.layers else None),
+            (_KLA, native.mixer_options("kla")),
+            (_ATTENTION, attention),
         ):
             found |= {there: getattr(part, here) for here, there in names.items() if part}
         if isinstance(found["decay_rate"], tuple):
@@ -177,48 +187,60 @@ class KLAConfig(PreTrainedConfig):
 
     @property
     def mixers(self) -> tuple[str, ...]:
-        """The mixer of every block in our words: ``"kla"`` or ``"attention"``."""
-        ours = {there: here for here, there in MIXERS.items()}
-        return tuple(ours[name] for name in self.layer_types or ())
+        """The mixer of every block in our words, such as ``"kla"``."""
+        return tuple(self.layer_mixers or ())
 
     def to_native(self) -> LanguageModelConfig:
         """The configuration of the native model; loss and token ids have no place in it."""
-        plan = self.mixers
-        options = {part: self._read(names) for part, names in _PARTS.items()}
-        width = self.hidden_size
-        return LanguageModelConfig(
-            plan=plan,
-            kla=KLALayerConfig(d_model=width, **options["kla"]) if "kla" in plan else None,
-            attention=AttentionConfig(d_model=width, **options["attention"])
-            if "attention" in plan
-            else None,
-            **options["model"],
-        )
+        given = self.mixer_options or {}
+        if set(given) & set(_PARTS):
+            raise ValueError(
+                "mixer_options is for mixers other than kla and attention, whose options are "
+                "fields of this configuration, such as state_size and num_attention_heads."
+            )
+        parts = {name: self._read(_PARTS[name]) for name in ("kla", "attention")}
+        used = {name: parts[name] if name in parts else given.get(name, {}) for name in self.mixers}
+        width = {"d_model": self.hidden_size}
+        data = {name: {**width, **options} for name, options in {**given, **used}.items()}
+        model = self._read(_PARTS["model"])
+        return LanguageModelConfig.from_dict({"plan": self.mixers, **model, **data})
 
     def _read(self, names: dict[str, str]) -> dict[str, Any]:
         found = {here: getattr(self, there) for here, there in names.items()}
         return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
 
     def _settle_layers(self) -> None:
-        """Make a list of ``layer_types`` and let ``num_hidden_layers`` agree with it."""
-        if self.layer_types is None:
-            count = 12 if self.num_hidden_layers is None else self.num_hidden_layers
-            self.layer_types = [MIXERS["kla"]] * count
-        given = self.layer_types
-        plan = parse_plan(given if isinstance(given, str) else tuple(given))
-        self.layer_types = [MIXERS.get(name, name) for name in plan]
-        unknown = sorted(set(self.layer_types) - set(MIXERS.values()))
+        """Let ``layer_types``, ``layer_mixers`` and ``num_hidden_layers`` agree."""
+        given: Any = self.layer_mixers or self.layer_types
+        if given is None:
+            given = ["kla"] * (12 if self.num_hidden_layers is None else self.num_hidden_layers)
+        words = parse_plan(given if isinstance(given, str) else tuple(given))
+        plan = [_DEFAULT_MIXERS.get(name, name) for name in words]
+        unknown = sorted(set(plan) - set(MIXERS))
         if unknown or not plan:
             raise ValueError(
-                f"layer_types names one mixer per block, out of {', '.join(MIXERS.values())} (or "
-                f"{', '.join(MIXERS)}); got {', '.join(unknown) or 'no block at all'}."
+                f"layer_types names one mixer per block, out of {', '.join(MIXERS)} (or "
+                f"{', '.join(_DEFAULT_MIXERS)}); got {', '.join(unknown) or 'no block at all'}."
+            )
+        types = ["full_attention" if x == "attention" else "linear_attention" for x in plan]
+        if self.layer_mixers and self.layer_types not in (None, types):
+            raise ValueError(
+                f"layer_types is {self.layer_types} but layer_mixers is {self.layer_mixers}. "
+                "Leave one of the two out."
             )
         if self.num_hidden_layers not in (None, len(plan)):
             raise ValueError(
                 f"num_hidden_layers is {self.num_hidden_layers} but layer_types names "
                 f"{len(plan)} blocks. Leave one of the two out."
             )
-        self.num_hidden_layers = len(plan)
+        self.layer_mixers, self.layer_types, self.num_hidden_layers = plan, types, len(plan)
+
+
+def _plain(options: Any) -> dict[str, Any]:
+    """Options of a mixer as JSON has them, without the width that the model gives."""
+    found = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(options).items()}
+    del found["d_model"]
+    return found
 
 
 _PARTS = {"model": _MODEL, "kla": _KLA, "attention": _ATTENTION}

@@ -24,11 +24,10 @@ from kalman_attention.models.hf.inputs_kla import next_labels, packed_borders, r
 from kalman_attention.models.language_model import Embedding, Head, LanguageModel
 from kalman_attention.models.output import ModelReadout
 from kalman_attention.models.uncertainty import Uncertainty, draw, predict_marginal
-from kalman_attention.nn.kla import KLA
+from kalman_attention.nn.float32 import KeepsFloat32
 from kalman_attention.nn.mixer import LayerOutput
 from kalman_attention.nn.norms import RMSNorm
 from kalman_attention.nn.prior import LatentPrior
-from kalman_attention.nn.short_conv import ShortConv
 
 
 @dataclass
@@ -58,8 +57,6 @@ class KLAPreTrainedModel(PreTrainedModel):
     config_class = KLAConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    # The dynamics stay float32, whatever dtype is asked for: 0.9999 has no bfloat16.
-    _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["prior"]
     _no_split_modules: ClassVar[list[str]] = ["Block"]
     # A belief cannot go back to an earlier token: rules out assisted generation.
     _is_stateful = True
@@ -79,7 +76,7 @@ class KLAPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Start a module as it starts natively; parameters that were loaded keep their values."""
-        own = list(module.parameters(recurse=False))
+        own = list(module.parameters())  # a module may start those inside it in its own way
         loaded = [(p, p.clone()) for p in own if getattr(p, "_is_hf_initialized", False)]
         self._start(module)
         for parameter, value in loaded:
@@ -93,16 +90,11 @@ class KLAPreTrainedModel(PreTrainedModel):
             module.reset_parameters()
             if config.head_initializer_range is not None:
                 nn.init.normal_(module.weight, std=config.head_initializer_range)
-        elif isinstance(module, KLA):
-            if module.skip is not None:
-                nn.init.constant_(module.skip, config.skip)
-        elif isinstance(module, nn.Linear):
-            module.reset_parameters()
+        elif any(True for _ in module.parameters(recurse=False)):
+            module.reset_parameters()  # type: ignore[operator]
             if any(module is last for last in self._residual_outputs()):
                 branches = config.num_hidden_layers * (1 if config.mlp == "none" else 2)
-                module.weight.mul_(1.0 / math.sqrt(branches))
-        elif isinstance(module, (RMSNorm, ShortConv, LatentPrior)):
-            module.reset_parameters()
+                module.weight.mul_(1.0 / math.sqrt(branches))  # type: ignore[operator]
 
     def _residual_outputs(self) -> list[nn.Linear]:
         """The matrices that write into the residual stream, which start smaller in deep stacks."""
@@ -133,6 +125,11 @@ class KLAModel(KLAPreTrainedModel):
         self.embedding: nn.Embedding = Embedding(native.vocab_size, native.d_model)
         self.blocks = nn.ModuleList(Block(native, mixer) for mixer in native.layers)
         self.norm = RMSNorm(native.d_model, native.norm_eps)
+        # The dynamics stay float32, whatever dtype is asked for: 0.9999 has no bfloat16.
+        # transformers looks for these in the names of parameters; whole paths are unambiguous.
+        self._keep_in_fp32_modules_strict = [
+            name for name, module in self.named_modules() if isinstance(module, KeepsFloat32)
+        ]
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:

@@ -1,0 +1,174 @@
+"""Gated linear attention (Yang et al., arXiv:2312.06635): a matrix state that decays by channel.
+
+Per head, with a decay alpha_t of every key channel::
+
+    S_t = diag(alpha_t) S_{t-1} + k_t v_t^T        [K, V]
+    y_t = S_t^T q_t
+
+and around it: q, k, v and an output gate from one projection, alpha from a low-rank one, a
+root-mean-square norm per head, SiLU of the gate, the output projection.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from kalman_attention._typing import Mask
+from kalman_attention.baselines.chunks import carry, chunk_size, from_chunks, split_heads, to_chunks
+from kalman_attention.baselines.fla_kernels import fla_kernel
+from kalman_attention.baselines.head_sizes import HeadSizes
+from kalman_attention.baselines.matrix_mixer import MatrixMixer
+from kalman_attention.nn.float32 import Float32Linear, widened, without_autocast
+from kalman_attention.nn.norms import RMSNorm
+
+
+@dataclass(frozen=True, kw_only=True)
+class GLAConfig(HeadSizes):
+    """Options of gated linear attention, besides the sizes; the defaults are the published ones.
+
+    Attributes:
+        gate_low_rank_dim: rank of the projection to the decays.
+        gate_logit_normalizer: alpha = sigmoid(logit)^(1 / normalizer): larger forgets more slowly.
+        norm_eps: of the output norm.
+    """
+
+    gate_low_rank_dim: int = 16
+    gate_logit_normalizer: float = 16.0
+    norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gate_low_rank_dim < 1 or self.gate_logit_normalizer <= 0.0:
+            raise ValueError(
+                "gate_low_rank_dim must be at least 1 and gate_logit_normalizer positive, got "
+                f"{self.gate_low_rank_dim} and {self.gate_logit_normalizer}."
+            )
+
+
+class GLAState(NamedTuple):
+    """What the layer carries: the matrix of every head, ``[R, H, K, V]``, at least float32."""
+
+    matrix: Tensor
+
+
+class GLA(MatrixMixer):
+    """Gated linear attention, with the interface of ``nn.KLA``.
+
+    Args:
+        config: options.
+    """
+
+    def __init__(self, config: GLAConfig) -> None:
+        super().__init__()
+        self.config = config
+        keys, values = config.num_heads * config.key_dim, config.num_heads * config.value_dim
+        self._split = [keys, keys, values, values]
+        self.in_proj = nn.Linear(config.d_model, sum(self._split), bias=False)
+        self.decay_down = nn.Linear(config.d_model, config.gate_low_rank_dim, bias=False)
+        self.decay_up = Float32Linear(config.gate_low_rank_dim, keys)
+        self.norm = RMSNorm(config.value_dim, config.norm_eps)
+        self.out_proj = nn.Linear(values, config.d_model, bias=False)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> GLAState:
+        """Zeros; the size does not depend on ``capacity``."""
+        c, like = self.config, self.decay_up.weight
+        return GLAState(like.new_zeros(batch_size, c.num_heads, c.key_dim, c.value_dim))
+
+    def _mix(
+        self, x: Tensor, state: GLAState, mask: Mask | None, *, parallel: bool
+    ) -> tuple[Tensor, GLAState]:
+        c = self.config
+        q, k, v, gate = split_heads(self.in_proj(x), self._split, c.num_heads)
+        (logit,) = split_heads(self.decay_up(self.decay_down(x)), self._split[:1], c.num_heads)
+        log_alpha = nn.functional.logsigmoid(logit) / c.gate_logit_normalizer
+        if mask is not None:
+            log_alpha = log_alpha.masked_fill(~mask[:, :, None, None], 0.0)
+        rule = gla_chunked if parallel else gla_recurrence
+        y, matrix = rule(q / math.sqrt(c.key_dim), k, v, log_alpha, state.matrix)
+        y = self.norm(y.to(x.dtype)) * nn.functional.silu(gate)
+        return self.out_proj(y.flatten(2)), GLAState(matrix)
+
+
+@without_autocast
+def gla_recurrence(
+    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The definition: one token after the other.
+
+    Args:
+        q: queries, ``[B, T, H, K]``.
+        k: keys, likewise; a key of 0 writes nothing.
+        v: values, ``[B, T, H, V]``.
+        log_alpha: logarithm of the decays, at most 0, ``[B, T, H, K]``.
+        state: ``[B, H, K, V]``.
+
+    Returns:
+        Outputs ``[B, T, H, V]`` and the last state, at least float32.
+    """
+    q, k, v, log_alpha, state = widened(q, k, v, log_alpha, state)
+    y = []
+    for t in range(q.shape[1]):
+        state = log_alpha[:, t].exp().unsqueeze(-1) * state
+        state = state + k[:, t].unsqueeze(-1) * v[:, t].unsqueeze(-2)
+        y.append((q[:, t].unsqueeze(-2) @ state).squeeze(-2))
+    return torch.stack(y, 1) if y else torch.zeros_like(v), state
+
+
+@without_autocast
+def gla_chunked(
+    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same in matrix products over chunks; arguments and result as for ``gla_recurrence``.
+
+    No exponent is ever positive, and none is a difference of sums: decays of any strength neither
+    overflow nor cost digits.
+    """
+    T = q.shape[1]
+    kernel = fla_kernel("gla", "chunk_gla", k, v)
+    if kernel is not None:
+        return kernel(q, k, v, log_alpha, state)
+    q, k, v, log_alpha, state = widened(q, k, v, log_alpha, state)
+    size = chunk_size(T, k.shape[-1], v.shape[-1])
+    q, k, v, log_alpha = (to_chunks(x, size) for x in (q, k, v, log_alpha))
+    inside = _decayed_scores(q, k, log_alpha)
+    update = (k * inside.to_end.exp()).mT @ v
+    before, state = carry(inside.total.exp().unsqueeze(-1), update, state)
+    y = inside.scores @ v + (q * inside.from_start.exp()) @ before
+    return from_chunks(y, T), state
+
+
+class _Scores(NamedTuple):
+    """Attention inside a chunk, ``[..., L, L]``, and the log decays to its borders."""
+
+    scores: Tensor
+    from_start: Tensor  # [..., L, K]: of the start, as seen by each token
+    to_end: Tensor  # [..., L, K]: of each token, as seen by the last
+    total: Tensor  # [..., K]
+
+
+def _decayed_scores(q: Tensor, k: Tensor, log_alpha: Tensor) -> _Scores:
+    """q_i^T diag(alpha_{j+1} ... alpha_i) k_j for j <= i, by halves.
+
+    A query in the second half meets a key in the first at the border between them: one factor
+    decays from the key to the border, one from the border to the query.
+    """
+    L = q.shape[-2]
+    if L == 1:
+        score = (q * k).sum(-1, keepdim=True)
+        return _Scores(score, log_alpha, torch.zeros_like(log_alpha), log_alpha.squeeze(-2))
+    q, k, log_alpha = (x.reshape(*x.shape[:-2], 2, L // 2, -1) for x in (q, k, log_alpha))
+    inside = _decayed_scores(q, k, log_alpha)
+    (early, late), (first, second) = inside.scores.unbind(-3), inside.total.unbind(-2)
+    early_start, late_start = inside.from_start.unbind(-3)
+    early_end, late_end = inside.to_end.unbind(-3)
+    cross = (q.select(-3, 1) * late_start.exp()) @ (k.select(-3, 0) * early_end.exp()).mT
+    rows = torch.cat([early, torch.zeros_like(cross)], -1), torch.cat([cross, late], -1)
+    return _Scores(
+        torch.cat(rows, -2),
+        torch.cat([early_start, late_start + first.unsqueeze(-2)], -2),
+        torch.cat([early_end + second.unsqueeze(-2), late_end], -2),
+        first + second,
+    )

@@ -1,0 +1,233 @@
+r"""Mamba (S6): a selective state space as a mixer (``eq:mamba-rec``).
+
+::
+
+    x -> in_proj -> stream, gate          [B, T, D] each
+    u = SiLU(conv(stream))                causal, kernel 4
+    u -> low, B, C                        dt_rank, N and N numbers per token
+    dt = softplus(dt_proj(low) + raw_dt)  [B, T, D]
+    h' = exp(dt A) h + dt B u             A = -exp(log_A), [N, D]
+    y  = sum_n C h'
+    out_proj((y + skip u) SiLU(gate))     -> [B, T, d_model]
+
+Published start: A = -(1..N) in every channel, skip 1, softplus(raw_dt) log-uniform in
+[dt_min, dt_max], dt_proj uniform within dt_rank^-0.5. Each module starts its own parameters, and
+nothing starts them again: with the step-size bias at 0 the memory would begin about a hundred
+times shorter.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from kalman_attention._typing import Belief, Dynamics, Keys, Mask, Values
+from kalman_attention.baselines import mamba_kernels
+from kalman_attention.nn.float32 import KeepsFloat32
+from kalman_attention.nn.links import inverse_softplus, log_uniform
+from kalman_attention.nn.mixer import LayerOutput
+from kalman_attention.nn.short_conv import ShortConv
+from kalman_attention.ops.linear_scan import LinearScanOutput, linear_scan
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaConfig:
+    """Options of the Mamba mixer. The defaults are the published ones.
+
+    Attributes:
+        d_model: width of input and output.
+        d_state: memory slots per channel.
+        expand: channels of the scan as a multiple of d_model (the paper's MAD table uses 1).
+        conv_kernel: taps of the causal convolution, which has a bias.
+        dt_rank: rank of the step-size projection; None means d_model / 16, rounded up.
+        dt_min: smallest initial step size; the start is log-uniform.
+        dt_max: largest initial step size.
+        dt_floor: initial step sizes below are raised to it.
+    """
+
+    d_model: int
+    d_state: int = 16
+    expand: float = 2
+    conv_kernel: int = 4
+    dt_rank: int | None = None
+    dt_min: float = 1e-3
+    dt_max: float = 1e-1
+    dt_floor: float = 1e-4
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "d_state", "conv_kernel", "dt_rank"):
+            given = getattr(self, name)
+            if given is not None and given < 1:
+                raise ValueError(f"{name} must be at least 1, got {given}.")
+        if self.width < 1 or self.width != self.expand * self.d_model:
+            raise ValueError(
+                f"expand = {self.expand} times d_model = {self.d_model} must be a whole number of "
+                "channels, at least 1. Choose another expand."
+            )
+        if not 0.0 < self.dt_min <= self.dt_max:
+            raise ValueError(f"0 < dt_min <= dt_max must hold, got {self.dt_min}, {self.dt_max}.")
+
+    @property
+    def width(self) -> int:
+        """Channels of the scan."""
+        return int(self.expand * self.d_model)
+
+    @property
+    def rank(self) -> int:
+        """Rank of the step-size projection."""
+        return math.ceil(self.d_model / 16) if self.dt_rank is None else self.dt_rank
+
+
+class MambaState(NamedTuple):
+    """What a Mamba layer carries from one call to the next.
+
+    Attributes:
+        conv: the last K - 1 tokens that the convolution saw, ``[R, K - 1, D]``.
+        hidden: the state of the scan, ``[R, N, D]``, float32 or float64.
+    """
+
+    conv: Tensor
+    hidden: Belief
+
+
+class SelectiveInputs(NamedTuple):
+    """The token inputs of the scan: u and dt ``[B, T, D]``, B and C ``[B, T, N]``."""
+
+    u: Values
+    dt: Values
+    B: Keys
+    C: Keys
+
+
+class StateSpace(KeepsFloat32):
+    """Decay rates and step-size bias: log_A ``[N, D]`` and raw_dt ``[D]``, always float32.
+
+    Args:
+        config: options of the layer.
+    """
+
+    parameter_group: ClassVar[str] = "state_space"
+
+    def __init__(self, config: MambaConfig) -> None:
+        super().__init__()
+        self.config = config
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.log_A = nn.Parameter(torch.empty(config.d_state, config.width, dtype=dtype))
+        self.raw_dt = nn.Parameter(torch.empty(config.width, dtype=dtype))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start afresh: rates 1 to N, step sizes log-uniform."""
+        config, like = self.config, self.log_A
+        rates = torch.arange(1, config.d_state + 1, dtype=like.dtype, device=like.device)
+        self.log_A.copy_(rates.log().unsqueeze(1).expand_as(like))
+        dt = log_uniform((config.width,), config.dt_min, config.dt_max, like.dtype)
+        self.raw_dt.copy_(inverse_softplus(dt.clamp(min=config.dt_floor)))
+
+    def forward(self, projected: Tensor) -> tuple[Values, Dynamics]:
+        """Step sizes from their projection ``[..., D]``, and A; float64 where the tokens are."""
+        dtype = torch.float64 if projected.dtype == torch.float64 else torch.float32
+        dt = nn.functional.softplus(projected.to(dtype) + self.raw_dt.to(dtype))
+        return dt, -torch.exp(self.log_A.to(dtype))
+
+
+class Mamba(nn.Module):
+    """Mamba's selective state space, with the interface of ``nn.KLA``.
+
+    Args:
+        config: options; ``MambaConfig(d_model=...)`` is the published block.
+    """
+
+    def __init__(self, config: MambaConfig) -> None:
+        super().__init__()
+        self.config = config
+        d_model, D = config.d_model, config.width
+        self._split = [config.rank, config.d_state, config.d_state]
+        self.in_proj = nn.Linear(d_model, 2 * D, bias=False)
+        self.conv = ShortConv(D, config.conv_kernel)
+        self.select_proj = nn.Linear(D, sum(self._split), bias=False)
+        # nn.Linear's own start, uniform within fan_in^-0.5, is the published one of this matrix.
+        self.dt_proj = nn.Linear(config.rank, D, bias=False)
+        self.state_space = StateSpace(config)
+        self.skip = nn.Parameter(torch.empty(D))
+        self.out_proj = nn.Linear(D, d_model, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the skip to 1; the modules inside start themselves."""
+        nn.init.ones_(self.skip)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> MambaState:
+        """State before the first token; its size does not depend on ``capacity``."""
+        window = self.conv.init_window(batch_size, self.in_proj.weight)
+        log_A = self.state_space.log_A
+        return MambaState(window, log_A.new_zeros(batch_size, *log_A.shape))
+
+    def forward(
+        self,
+        x: Tensor,
+        state: MambaState | None = None,
+        mask: Mask | None = None,
+        cu_seqlens: Tensor | None = None,
+        *,
+        return_variance: bool = False,
+    ) -> LayerOutput:
+        """Mix a sequence; arguments and result as for ``nn.KLA``. There is no variance."""
+        if mask is not None:
+            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)  # whatever stands in padding, even NaN
+        stream, gate = self.in_proj(x).chunk(2, -1)  # [B, T, D] each
+        window, hidden = (None, None) if state is None else state
+        u, window = self.conv(stream, window, mask, cu_seqlens)
+        inputs, A = self.select(nn.functional.silu(u))
+        if mask is None and cu_seqlens is None and hidden is None and mamba_kernels.serves(u):
+            y, hidden = mamba_kernels.selective_scan(*inputs, A)
+        else:
+            y, hidden = self._scan(inputs, A, hidden, mask, cu_seqlens)
+        return LayerOutput(self.write(y, inputs.u, gate), None, MambaState(window, hidden))
+
+    def step(
+        self,
+        x: Tensor,
+        state: MambaState,
+        *,
+        mask: Mask | None = None,
+        return_variance: bool = False,
+    ) -> LayerOutput:
+        """One token ``[B, d_model]`` (mask ``[B]``); equal to ``forward`` on a sequence of one."""
+        if mask is not None:
+            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
+        stream, gate = self.in_proj(x).chunk(2, -1)  # [B, D] each
+        u, window = self.conv.step(stream, state.conv, mask)
+        inputs, A = self.select(nn.functional.silu(u).unsqueeze(1))
+        now = None if mask is None else mask.unsqueeze(1)
+        y, hidden = self._scan(inputs, A, state.hidden, now, None)
+        y = self.write(y.squeeze(1), inputs.u.squeeze(1), gate)
+        return LayerOutput(y, None, MambaState(window, hidden))
+
+    def select(self, u: Values) -> tuple[SelectiveInputs, Dynamics]:
+        """What the tokens let into the state and read from it, and the decay rates A."""
+        low, B, C = self.select_proj(u).split(self._split, -1)
+        dt, A = self.state_space(self.dt_proj(low))
+        return SelectiveInputs(u, dt, B, C), A
+
+    def write(self, y: Values, u: Values, gate: Tensor) -> Tensor:
+        """From the scan's output to the layer's: skip, gate, output projection."""
+        y = torch.addcmul(y, u, self.skip.to(y.dtype))
+        out: Tensor = self.out_proj(y * nn.functional.silu(gate))
+        return out
+
+    def _scan(
+        self,
+        inputs: SelectiveInputs,
+        A: Dynamics,
+        hidden: Belief | None,
+        mask: Mask | None,
+        cu_seqlens: Tensor | None,
+    ) -> LinearScanOutput:
+        hidden = None if hidden is None else hidden.to(A.dtype)
+        return linear_scan(
+            *inputs[:2], A, *inputs[2:], state=hidden, mask=mask, cu_seqlens=cu_seqlens
+        )

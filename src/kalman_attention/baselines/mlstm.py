@@ -1,0 +1,310 @@
+"""The mLSTM block of xLSTM (Beck et al., arXiv:2405.04517): exponential gates on a matrix memory.
+
+Per head, with an input gate i_t = exp(log_i_t) and a forget gate f_t = sigmoid(logit)::
+
+    S_t = f_t S_{t-1} + i_t k_t v_t^T        [K, V]
+    n_t = f_t n_{t-1} + i_t k_t              [K]
+    y_t = S_t^T q_t / max(|n_t . q_t|, 1)
+
+S and n grow like the largest exp(log_i). What is kept is S exp(-m) and n exp(-m), with the
+stabiliser m_t = max(log f_t + m_{t-1}, log_i_t). n is the memory of a value that is always 1: it is
+kept as one more column of S.
+
+Around it: a stream and a gate from the input; a short convolution and SiLU before q and k; gates
+from q, k and v; a layer norm per head; a skip from the convolved stream; SiLU of the gate; the
+output projection.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from kalman_attention._typing import Mask
+from kalman_attention.baselines.chunks import (
+    carry,
+    chunk_size,
+    from_chunks,
+    segment_sums,
+    split_heads,
+    to_chunks,
+)
+from kalman_attention.baselines.matrix_mixer import MatrixMixer
+from kalman_attention.nn.float32 import Float32Linear, widened, without_autocast
+from kalman_attention.nn.short_conv import ShortConv
+
+EPS = 1e-6
+"""Added to the stabilised denominator, as published: a query of 0 reads 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLSTMConfig:
+    """Options of the mLSTM; the defaults are the published ones.
+
+    Attributes:
+        d_model: width of input and output.
+        num_heads: heads.
+        proj_factor: width of stream and gate, in units of d_model.
+        qk_factor: width of queries and keys, in units of the stream's; the published block has 1.
+        qkv_block: q, k and v each see so many channels of the stream at a time (the projections are
+            block-diagonal); None for full projections.
+        conv_kernel: taps of the convolution before q and k.
+        norm_eps: of the norm per head.
+    """
+
+    d_model: int
+    num_heads: int = 4
+    proj_factor: float = 2.0
+    qk_factor: float = 1.0
+    qkv_block: int | None = 4
+    conv_kernel: int = 4
+    norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        inner, keys = self.proj_factor * self.d_model, self.keys
+        block = self.width if self.qkv_block is None else self.qkv_block
+        if self.num_heads < 1 or inner != self.width or self.width % self.num_heads:
+            raise ValueError(
+                f"a stream of proj_factor * d_model = {inner} channels does not split into "
+                f"{self.num_heads} heads. Choose another num_heads or proj_factor."
+            )
+        if keys < 1 or keys != self.qk_factor * inner or keys % self.num_heads:
+            raise ValueError(
+                f"qk_factor = {self.qk_factor} of {self.width} channels does not split into "
+                f"{self.num_heads} heads of whole channels. Choose another qk_factor."
+            )
+        if block < 1 or self.width % block or keys % (self.width // block):
+            raise ValueError(
+                f"qkv_block = {self.qkv_block} does not divide a stream of {self.width} channels, "
+                f"or leaves a block no whole share of {keys} key channels. Choose another, or None."
+            )
+
+    @property
+    def width(self) -> int:
+        """Channels of the stream, which are those of all values together."""
+        return round(self.proj_factor * self.d_model)
+
+    @property
+    def keys(self) -> int:
+        """Channels of all keys together."""
+        return round(self.qk_factor * self.width)
+
+    @property
+    def state_size(self) -> int:
+        """Numbers in the recurrent matrices of one layer, without normalisers and window."""
+        return self.keys * self.width // self.num_heads
+
+
+class MLSTMState(NamedTuple):
+    """What the layer carries from one call to the next.
+
+    Attributes:
+        conv: the last tokens that the convolution saw, ``[R, conv_kernel - 1, width]``.
+        matrix: S exp(-m) of every head, with n exp(-m) as its last column, ``[R, H, K, V + 1]``, at
+            least float32.
+        stabiliser: m, ``[R, H]``; only the scale that the matrix is kept in, so no gradient
+            belongs to it.
+    """
+
+    conv: Tensor
+    matrix: Tensor
+    stabiliser: Tensor
+
+
+class BlockDiagonal(nn.Module):
+    """A linear map in which every output sees one block of the input.
+
+    Args:
+        inputs: channels that go in.
+        outputs: channels that come out.
+        block: input channels per block.
+        std: spread of the initial weights.
+    """
+
+    def __init__(self, inputs: int, outputs: int, block: int, std: float) -> None:
+        super().__init__()
+        self.std = std
+        blocks = inputs // block
+        self.weight = nn.Parameter(torch.empty(blocks, outputs // blocks, block))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal weights."""
+        nn.init.normal_(self.weight, std=self.std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[..., inputs]`` to ``[..., outputs]``."""
+        blocks, _, size = self.weight.shape
+        parts = x.reshape(*x.shape[:-1], blocks, size)
+        return torch.einsum("...bi,boi->...bo", parts, self.weight).flatten(-2)
+
+
+class HeadNorm(nn.Module):
+    """Layer norm over each head, with a gain per channel and no bias.
+
+    Args:
+        width: channels of all heads together.
+        eps: added to the variance.
+    """
+
+    parameter_group: ClassVar[str] = "vector"
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def reset_parameters(self) -> None:
+        """Set the gain to 1."""
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise ``[B, T, H, V]`` and join the heads, ``[B, T, width]``."""
+        normal = nn.functional.layer_norm(x, x.shape[-1:], eps=self.eps).flatten(2)
+        return normal * self.weight.to(x.dtype)
+
+
+class MLSTM(MatrixMixer):
+    """The mLSTM block, with the interface of ``nn.KLA``.
+
+    Args:
+        config: options.
+    """
+
+    def __init__(self, config: MLSTMConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, keys = config.width, config.keys
+        block, std = config.qkv_block or width, math.sqrt(2.0 / (5.0 * config.d_model))
+        self.in_proj = nn.Linear(config.d_model, 2 * width, bias=False)
+        self.conv = ShortConv(width, config.conv_kernel)
+        self.q_proj = BlockDiagonal(width, keys, block, std)
+        self.k_proj = BlockDiagonal(width, keys, block, std)
+        self.v_proj = BlockDiagonal(width, width, block, std)
+        self.gates = Float32Linear(2 * keys + width, 2 * config.num_heads)
+        self.norm = HeadNorm(width, config.norm_eps)
+        self.skip = nn.Parameter(torch.empty(width))
+        self.out_proj = nn.Linear(width, config.d_model, bias=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """The published start: small projections, gates by their biases alone.
+
+        Forget biases lie evenly in [3, 6], input biases near 0 (normal, 0.1) as in the xlstm
+        package; the larger models of its authors start the latter at -10. The output projection
+        keeps the start of ``nn.Linear``: its scale belongs to the model around it.
+        """
+        nn.init.ones_(self.skip)
+        nn.init.normal_(self.in_proj.weight, std=math.sqrt(2.0 / (5.0 * self.config.d_model)))
+        nn.init.zeros_(self.gates.weight)
+        log_i, forget = self.gates.bias.chunk(2)
+        nn.init.normal_(log_i, std=0.1)
+        forget.copy_(torch.linspace(3.0, 6.0, self.config.num_heads))
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> MLSTMState:
+        """Zeros; the size does not depend on ``capacity``."""
+        c, like = self.config, self.gates.weight
+        shape = (batch_size, c.num_heads, c.keys // c.num_heads, c.width // c.num_heads + 1)
+        window = self.conv.init_window(batch_size, self.in_proj.weight)
+        return MLSTMState(window, like.new_zeros(shape), like.new_zeros(shape[:2]))
+
+    def _mix(
+        self, x: Tensor, state: MLSTMState, mask: Mask | None, *, parallel: bool
+    ) -> tuple[Tensor, MLSTMState]:
+        c = self.config
+        stream, gate = self.in_proj(x).chunk(2, -1)
+        u, window = self.conv(stream, state.conv, mask)
+        u = nn.functional.silu(u)
+        qkv = torch.cat([self.q_proj(u), self.k_proj(u), self.v_proj(stream)], -1)
+        log_i, forget = self.gates(qkv).chunk(2, -1)
+        log_f = nn.functional.logsigmoid(forget)
+        if mask is not None:
+            blank = ~mask.unsqueeze(-1)
+            log_i, log_f = log_i.masked_fill(blank, -torch.inf), log_f.masked_fill(blank, 0.0)
+        q, k, v = split_heads(qkv, [c.keys, c.keys, c.width], c.num_heads)
+        rule = mlstm_chunked if parallel else mlstm_recurrence
+        k = k / math.sqrt(k.shape[-1])
+        y, matrix, m = rule(q, k, v, log_i, log_f, state.matrix, state.stabiliser)
+        y = self.norm(y).to(x.dtype) + self.skip.to(x.dtype) * u
+        y = self.out_proj(y * nn.functional.silu(gate))
+        return y, MLSTMState(window, matrix, m)
+
+
+@without_autocast
+def mlstm_recurrence(
+    q: Tensor, k: Tensor, v: Tensor, log_i: Tensor, log_f: Tensor, state: Tensor, m: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The definition, stabilised: one token after the other.
+
+    Args:
+        q: queries, ``[B, T, H, K]``.
+        k: keys, likewise.
+        v: values, ``[B, T, H, V]``.
+        log_i: logarithm of the input gates, ``[B, T, H]``; -inf writes nothing.
+        log_f: logarithm of the forget gates, at most 0, likewise.
+        state: S and n, both times exp(-m), ``[B, H, K, V + 1]``.
+        m: stabiliser of the state, finite, ``[B, H]``.
+
+    Returns:
+        Outputs ``[B, T, H, V]``, the last state and its stabiliser, at least float32.
+    """
+    q, k, v, log_i, log_f, state, m = widened(q, k, v, log_i, log_f, state, m)
+    m = m.detach()
+    y = []
+    for t in range(q.shape[1]):
+        m_prev, m = m, torch.maximum(log_f[:, t] + m, log_i[:, t]).detach()
+        keep, write = (log_f[:, t] + m_prev - m).exp(), (log_i[:, t] - m).exp()
+        key = write.unsqueeze(-1) * k[:, t]
+        state = keep[..., None, None] * state + key.unsqueeze(-1) * _with_one(v[:, t]).unsqueeze(-2)
+        y.append(_read((q[:, t].unsqueeze(-2) @ state).squeeze(-2), m))
+    return torch.stack(y, 1) if y else torch.zeros_like(v), state, m
+
+
+@without_autocast
+def mlstm_chunked(
+    q: Tensor, k: Tensor, v: Tensor, log_i: Tensor, log_f: Tensor, state: Tensor, m: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same in matrix products over chunks; arguments and result as for ``mlstm_recurrence``.
+
+    Outputs do not depend on the stabilisers, so no gradient goes through them.
+    """
+    T = q.shape[1]
+    size = chunk_size(T, k.shape[-1], v.shape[-1])
+    q, k, v, log_i, log_f, state, m = widened(q, k, v, log_i, log_f, state, m)
+    q, k, v, log_f = (to_chunks(x, size) for x in (q, k, _with_one(v), log_f))
+    # From token j, or from the start of the chunk, to token i.
+    log_weight = segment_sums(log_f) + to_chunks(log_i, size, fill=-torch.inf).unsqueeze(-2)
+    log_start = log_f.cumsum(-1)
+    with torch.no_grad():
+        largest = log_weight.amax(-1)
+        m_before, m = _stabilisers(log_start[..., -1], largest[..., -1], m)
+        m_tokens = torch.maximum(log_start + m_before, largest)
+    weight = (log_weight - m_tokens.unsqueeze(-1)).exp()
+    start = (log_start + m_before - m_tokens).exp().unsqueeze(-1)
+    update = (k * weight[..., -1, :].unsqueeze(-1)).mT @ v
+    before, state = carry(start[..., -1:, :], update, state)
+    y = _read((q @ k.mT * weight) @ v + (q * start) @ before, m_tokens)
+    return from_chunks(y, T), state, m
+
+
+def _stabilisers(decay: Tensor, largest: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+    """The stabiliser before each chunk ``[B, H, n, 1]``, and the last; inputs ``[B, H, n]``."""
+    before = []
+    for log_f, log_i in zip(decay.unbind(-1), largest.unbind(-1), strict=True):
+        before.append(m)
+        m = torch.maximum(log_f + m, log_i)
+    return torch.stack(before, -1).unsqueeze(-1), m
+
+
+def _with_one(v: Tensor) -> Tensor:
+    return nn.functional.pad(v, (0, 1), value=1.0)
+
+
+def _read(found: Tensor, m: Tensor) -> Tensor:
+    """Divide what was read ``[..., V + 1]`` by its last channel, or by 1 if that is larger."""
+    y, normaliser = found[..., :-1], found[..., -1]
+    # 1 at the scale of the state is exp(-m).
+    return y / (torch.maximum(normaliser.abs(), (-m).exp()) + EPS).unsqueeze(-1)

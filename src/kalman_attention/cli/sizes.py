@@ -1,0 +1,96 @@
+"""``kla sizes``: parameters and state sizes of models, side by side."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+
+from kalman_attention import LanguageModelConfig
+from kalman_attention.cli.table import render
+from kalman_attention.models.matching import PAPER_MODELS
+from kalman_attention.models.plan import format_plan
+from kalman_attention.models.presets import PRESETS
+from kalman_attention.models.sizes import mixer_size, model_size
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the verb."""
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument(
+        "names",
+        nargs="*",
+        default=[],
+        metavar="NAME",
+        help=f"presets, out of {', '.join(PRESETS)}; all if none is named",
+    )
+    chosen.add_argument(
+        "--paper",
+        choices=tuple(PAPER_MODELS),
+        help="a table of the paper: its state sizes beside ours",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table."""
+    if args.paper is not None:
+        print(f"one mixer, numbers per sequence; the paper's {args.paper} table beside ours\n")
+        print(paper_table(args.paper))
+        return 0
+    unknown = [name for name in args.names if name not in PRESETS]
+    if unknown:
+        known = ", ".join(PRESETS)
+        print(f"unknown: {', '.join(unknown)}. Known presets: {known}.", file=sys.stderr)
+        return 2
+    print("state, windows and growth per token: numbers per sequence, all blocks together\n")
+    print(size_table({name: PRESETS[name] for name in args.names or PRESETS}))
+    return 0
+
+
+def size_table(models: Mapping[str, LanguageModelConfig]) -> str:
+    """Models side by side: parameters, and what a sequence carries along.
+
+    Args:
+        models: configurations by the name to show.
+    """
+    header = ["model", "plan", "d_model", "parameters", "of them vocabulary"]
+    header += ["state per block", "state", "conv windows", "per token"]
+    rows = []
+    for name, config in models.items():
+        size = model_size(config)
+        each = sorted({mixer.state for mixer in size.mixers} - {0})
+        cells = [name, format_plan(config.layers), str(config.d_model)]
+        cells += [_count(size.parameters), _count(size.vocabulary)]
+        cells += [" or ".join(map(_count, each)) or "-", _count(size.state)]
+        rows.append([*cells, _count(size.window), _count(size.per_token)])
+    return render(header, rows)
+
+
+def paper_table(name: str) -> str:
+    """The models of one of the paper's tables, as published and as matched.
+
+    Args:
+        name: of the table, ``"mad"`` or ``"mqar"``.
+    """
+    header = ["model", "blocks", "d_model", "variant", "parameters"]
+    header += ["state", "printed", "conv window", "options"]
+    rows = []
+    for row in PAPER_MODELS[name]:
+        pair = {"published": row.published, "matched": row.matched}
+        if row.published == row.matched:
+            pair = {"published = matched": row.published}
+        for variant, options in pair.items():
+            size = mixer_size(row.mixer, options)
+            printed = "-" if variant == "matched" else _count(row.printed_state)
+            cells = [row.name, str(row.blocks), str(options.d_model), variant]
+            cells += [_count(size.parameters), _count(size.state), printed, _count(size.window)]
+            rows.append([*cells, _describe(options)])
+    return render(header, rows)
+
+
+def _describe(options: object) -> str:
+    """The options that shape the state."""
+    names = ("d_state", "expand", "num_heads", "expand_k", "expand_v", "proj_factor", "qk_factor")
+    return ", ".join(f"{n}={getattr(options, n)}" for n in names if hasattr(options, n))
+
+
+def _count(number: int) -> str:
+    return f"{number:,}" if number else "-"

@@ -1,0 +1,67 @@
+"""Parameters that stay float32 when the model around them is converted to a shorter type."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Kept = TypeVar("Kept", bound="KeepsFloat32")
+Found = TypeVar("Found")
+P = ParamSpec("P")
+
+
+class KeepsFloat32(nn.Module):
+    """A module whose own parameters are never shorter than float32: gates, decays, rates.
+
+    ``model.bfloat16()`` passes them by, ``model.double()`` does not.
+    """
+
+    def _apply(self: Kept, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Kept:
+        def at_least_float32(x: Tensor) -> Tensor:
+            moved = fn(x)
+            if moved.is_floating_point() and moved.dtype.itemsize < 4:
+                return x.to(device=moved.device, dtype=torch.float32)
+            return moved
+
+        super()._apply(at_least_float32, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+
+class Float32Linear(KeepsFloat32, nn.Linear):
+    """A linear map for gates: computed in its own type, whatever the type of the input.
+
+    Args:
+        in_features: width of the input.
+        out_features: width of the output.
+        bias: whether to add one.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        # Also where the default type is shorter, as while transformers builds a model.
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        super().__init__(in_features, out_features, bias, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[..., in]`` to ``[..., out]``, at least float32."""
+        with torch.autocast(x.device.type, enabled=False):
+            return super().forward(x.to(self.weight.dtype))
+
+
+def widened(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """All in the type to compute and keep states in: float64 if the first is, else float32."""
+    dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
+    return tuple(x.to(dtype) for x in tensors)
+
+
+def without_autocast(rule: Callable[P, Found]) -> Callable[P, Found]:
+    """A function of tensors that keeps its own types also inside ``torch.autocast``."""
+
+    @wraps(rule)
+    def run(*inputs: P.args, **options: P.kwargs) -> Found:
+        assert isinstance(inputs[0], Tensor)
+        with torch.autocast(inputs[0].device.type, enabled=False):
+            return rule(*inputs, **options)
+
+    return run
