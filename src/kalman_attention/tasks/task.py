@@ -99,6 +99,20 @@ class Task(ABC):
             raise ValueError(f"count must be at least 0, got {rows}.")
         return self._blocks(check_split(split), split, seed, rows)
 
+    def sample(
+        self, count: int, generator: torch.Generator, *, split: Split = "train", seed: int = 0
+    ) -> Sequences:
+        """Rows drawn with a generator of the caller.
+
+        Args:
+            count: rows.
+            generator: where the randomness comes from.
+            split: whether targets are those of training or of test.
+            seed: of what all rows of a set share, such as the map of memorization.
+        """
+        check_split(split)
+        return self._draw(split, count, generator, seed)
+
     def stream(
         self, batch_size: int, *, split: Split = "train", seed: int = 0
     ) -> Iterator[Sequences]:
