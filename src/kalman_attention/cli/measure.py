@@ -2,10 +2,8 @@
 
 import argparse
 import ctypes
-import datetime
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -17,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kalman_attention import LayerOutput, __version__, kla_scan
+from kalman_attention import LayerOutput, kla_scan
+from kalman_attention.recipes.machine import about
 
 
 class Shape(NamedTuple):
@@ -152,24 +151,7 @@ def available_memory() -> int:
 def save_results(path: Path, results: dict[str, Any]) -> None:
     """Write results as JSON, with the machine and the versions they belong to."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    about = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "kalman_attention": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-    }
-    path.write_text(json.dumps({"about": about, **results}, indent=2) + "\n")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]}, {len(names)} cores" if names else platform.machine()
+    path.write_text(json.dumps({"about": about(), **results}, indent=2) + "\n")
 
 
 def _measure_in_child(job: str) -> None:

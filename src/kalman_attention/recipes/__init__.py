@@ -1,0 +1,1 @@
+"""The paper's experiments: each a list of cells, each cell a complete configuration."""

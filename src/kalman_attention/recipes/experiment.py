@@ -1,0 +1,54 @@
+"""An experiment: its cells at each scale, and how their results become tables."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from kalman_attention.recipes.cell import Cell
+from kalman_attention.recipes.table import Table
+
+Scale: TypeAlias = Literal["smoke", "cpu", "paper"]
+SCALES: tuple[Scale, ...] = ("smoke", "cpu", "paper")
+"""Seconds, for the tests; hours on two cores, for results; as published, for a GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One of the paper's experiments.
+
+    Attributes:
+        name: what the user types.
+        summary: one line.
+        source: where it stands in the paper, as a label of its LaTeX.
+        cells: all cells at a scale.
+        tables: tables from the results that are there, which may be few.
+        changes: what a scale changed of the published protocol, in words, for the table.
+    """
+
+    name: str
+    summary: str
+    source: str
+    cells: Callable[[Scale], Sequence[Cell]]
+    tables: Callable[[Scale, Sequence[dict[str, Any]]], list[Table]]
+    changes: Callable[[Scale], list[str]]
+
+
+def best(
+    results: Sequence[dict[str, Any]], metric: str = "accuracy", **labels: str
+) -> dict[str, Any] | None:
+    """The result with the highest metric among those with the given labels; None if none is there.
+
+    Several learning rates of the same cell are compared this way. Seeds are not: see ``mean``.
+    """
+    chosen = [r for r in results if all(r["labels"].get(k) == v for k, v in labels.items())]
+    return max(chosen, key=lambda r: r["metrics"][metric], default=None)
+
+
+def mean_of_best(
+    results: Sequence[dict[str, Any]], metric: str = "accuracy", **labels: str
+) -> float | None:
+    """Mean over seeds of the best learning rate's metric; None if no result is there."""
+    seeds = sorted({r["labels"].get("seed", "") for r in results})
+    found = [best(results, metric, **labels, **({"seed": s} if s else {})) for s in seeds]
+    values = [r["metrics"][metric] for r in found if r is not None]
+    return sum(values) / len(values) if values else None

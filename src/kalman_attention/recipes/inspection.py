@@ -1,0 +1,100 @@
+"""Looking inside models that ``mad`` trained: posterior variance, Kalman attention maps."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kalman_attention.evaluation.uncertainty import attention_maps
+from kalman_attention.models.language_model import LanguageModel
+from kalman_attention.recipes import mad
+from kalman_attention.recipes.cell import Cell, Results
+from kalman_attention.recipes.experiment import Scale, best
+from kalman_attention.recipes.task_run import TaskRun
+from kalman_attention.tasks.task import Sequences
+from kalman_attention.train.snapshot import load_weights
+
+
+class Trained(NamedTuple):
+    """A trained model, with one sequence of its test set.
+
+    Attributes:
+        model: with its best weights.
+        sequence: one row, ``[1, T]`` each.
+        tokens: readable name of every input token.
+    """
+
+    model: LanguageModel
+    sequence: Sequences
+    tokens: list[str]
+
+
+class VarianceTrace(NamedTuple):
+    """What ``fig:posterior-var-sc`` shows.
+
+    Attributes:
+        variance: of every channel of the read-out, ``[T, D]``.
+        gain: Kalman gain, likewise.
+        marked: positions of the tokens that must be copied.
+        tokens: readable names.
+    """
+
+    variance: Tensor
+    gain: Tensor
+    marked: list[int]
+    tokens: list[str]
+
+
+def trained_kla(results: Results, scale: Scale, task: str) -> Trained:
+    """The best KLA that ``mad`` trained on a task.
+
+    Raises:
+        ValueError: it is not there; the message says how to train it.
+    """
+    found = load_best(results, [c for c in mad.cells(scale) if c.matches(f"kla/{task}/seed0")])
+    if found is None:
+        raise ValueError(
+            f"there is no KLA trained on {task} under {results.folder('mad')}. Train it with "
+            f"`kla reproduce mad --scale {scale} --only kla/{task}`."
+        )
+    return found
+
+
+def load_best(results: Results, cells: Sequence[Cell]) -> Trained | None:
+    """The best of some language models with its best weights; None if none is there."""
+    there = [c for c in cells if (results.workplace(c) / "best").exists()]
+    chosen = best([r for c in there if (r := results.load(c)) is not None])
+    if chosen is None:
+        return None
+    cell = next(c for c in there if dict(c.labels) == chosen["labels"])
+    assert isinstance(cell.run, TaskRun)
+    model, problem = cell.run.make_model(), cell.run.make_task()
+    assert isinstance(model, LanguageModel)
+    load_weights(model, results.workplace(cell) / "best")
+    sequence = problem.generate("test", seed=cell.run.training.seed, count=1)
+    names = problem.token_names()
+    return Trained(model.eval(), sequence, [names[i] for i in sequence.inputs[0].tolist()])
+
+
+def variance_trace(trained: Trained) -> VarianceTrace:
+    """Variance and gain of the last block over a selective-copying sequence."""
+    found = trained.model.uncertainty(trained.sequence.inputs)
+    variance, gain = found.variance[-1], found.gain[-1]
+    assert variance is not None
+    assert gain is not None
+    blank = trained.tokens[-1]  # the answers are written over blanks
+    scored = int((trained.sequence.targets[0] >= 0).sum())
+    body = trained.tokens[: len(trained.tokens) - scored - 1]
+    marked = [i for i, token in enumerate(body) if token != blank]
+    return VarianceTrace(variance[0], gain[0], marked, trained.tokens)
+
+
+def sample_maps(trained: Trained, channels: int = 4) -> Tensor:
+    """Attention maps of randomly chosen channels of the last block, ``[channels, T, T]``."""
+    width = trained.model.config.mixer_options("kla").width
+    picked = torch.randperm(width, generator=torch.Generator().manual_seed(0))[:channels]
+    maps = attention_maps(
+        trained.model, trained.sequence.inputs, block=-1, channels=picked.tolist()
+    )
+    return maps[0]

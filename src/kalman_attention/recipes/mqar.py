@@ -1,0 +1,127 @@
+"""``mqar``: recall of many pairs over long contexts, over width (``fig:mqar-results``)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kalman_attention.models.matching import PAPER_MODELS, PaperModel
+from kalman_attention.recipes.cell import Cell
+from kalman_attention.recipes.experiment import Experiment, Scale, mean_of_best
+from kalman_attention.recipes.published import MQAR_KLA_256
+from kalman_attention.recipes.table import Table, percent
+from kalman_attention.recipes.task_run import TaskRun
+from kalman_attention.tasks.registry import make_task
+from kalman_attention.train.config import TrainConfig
+
+MODELS = ("gated_deltanet", "gla", "mamba", "kla")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MqarScale:
+    """What the experiment becomes at one scale.
+
+    Attributes:
+        options: of the task.
+        widths: d_model, each with its batch size.
+        epochs: the most passes over the training set.
+        patience: evaluations (one per epoch) without improvement before training stops.
+        seeds: of data, first weights and order.
+        changes: in words, for the table.
+    """
+
+    options: dict[str, Any]
+    widths: dict[int, int]
+    epochs: int
+    patience: int = 70
+    seeds: tuple[int, ...] = (0,)
+    changes: tuple[str, ...] = ()
+
+
+SCALES: dict[Scale, MqarScale] = {
+    "smoke": MqarScale(
+        options={"seq_len": 32, "vocab_size": 16, "train_size": 64, "test_size": 32},
+        widths={64: 32},
+        epochs=1,
+        changes=("64 training sequences of 32 tokens, one epoch: shows that it runs",),
+    ),
+    "cpu": MqarScale(
+        options={"seq_len": 128, "vocab_size": 64, "train_size": 6_400},
+        widths={64: 64, 128: 64},
+        epochs=40,
+        patience=15,
+        changes=(
+            "128 tokens of a vocabulary of 64 instead of 2,048 of 256; 6,400 training sequences",
+            "40 epochs, patience 15; batch 64; widths 64 and 128; one seed; learning rate 1e-3",
+        ),
+    ),
+    "paper": MqarScale(
+        options={},
+        widths={64: 64, 128: 32, 256: 16},
+        epochs=750,
+        seeds=(0, 1, 2, 3, 4),
+        changes=("task: MAD recall at T = 2,048, V = 256; see docs/tasks.md",),
+    ),
+}
+"""The experiment at each scale."""
+
+
+def cells(scale: Scale) -> list[Cell]:
+    """Every model at every width."""
+    setting = SCALES[scale]
+    vocabulary = make_task("mqar", **setting.options).vocab_size
+    found = []
+    for seed in setting.seeds:
+        for width, batch_size in setting.widths.items():
+            for name in MODELS:
+                run = TaskRun(
+                    task="mqar",
+                    task_options=setting.options,
+                    model=_row(name, width).model("matched", vocab_size=vocabulary),
+                    batch_size=batch_size,
+                    training=TrainConfig(
+                        epochs=setting.epochs,
+                        lr=1e-3,
+                        clip=5.0,
+                        eval_every="epoch",
+                        monitor="accuracy",
+                        patience=setting.patience,
+                        target=0.999,
+                        seed=seed,
+                    ),
+                )
+                labels = {"model": name, "width": f"d{width}", "seed": f"seed{seed}"}
+                found.append(Cell(experiment="mqar", labels=labels, run=run))
+    return found
+
+
+def _row(mixer: str, width: int) -> PaperModel:
+    rows = PAPER_MODELS["mqar"]
+    return next(r for r in rows if r.mixer == mixer and r.published.d_model == width)
+
+
+def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
+    """Accuracy of every model over width."""
+    widths = SCALES[scale].widths
+    rows = []
+    for model in MODELS:
+        known = {256: MQAR_KLA_256} if model == "kla" else {}
+        values = [mean_of_best(results, model=model, width=f"d{d}") for d in widths]
+        shown = (percent(v, known.get(d)) for v, d in zip(values, widths, strict=True))
+        rows.append([model, *shown])
+    header = ["model", *(f"d = {width}" for width in widths)]
+    return [Table("Long-context recall, accuracy, % (paper)", header, rows, changes(scale))]
+
+
+def changes(scale: Scale) -> list[str]:
+    """What the scale changed."""
+    return [f"scale {scale}", *SCALES[scale].changes]
+
+
+EXPERIMENT = Experiment(
+    name="mqar",
+    summary="recall of many pairs over long contexts, over width",
+    source="fig:mqar-results",
+    cells=cells,
+    tables=tables,
+    changes=changes,
+)

@@ -1,0 +1,15 @@
+"""All experiments that train, by name."""
+
+from kalman_attention.recipes import a5, mad, mqar, ou_depth, process_noise
+
+EXPERIMENTS = {
+    experiment.name: experiment
+    for experiment in (
+        mad.EXPERIMENT,
+        process_noise.EXPERIMENT,
+        ou_depth.EXPERIMENT,
+        mqar.EXPERIMENT,
+        a5.EXPERIMENT,
+    )
+}
+"""Experiments in the order of the paper."""

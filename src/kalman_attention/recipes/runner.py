@@ -1,0 +1,99 @@
+"""Compute many cells: one thread each, several processes, and never the same cell twice."""
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+import torch
+
+from kalman_attention.recipes.cell import Cell, Results
+
+Say = Callable[[str], None]
+Watch = Callable[[Sequence[Cell]], None]
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    results: Results,
+    *,
+    jobs: int = 1,
+    say: Say = print,
+    watch: Watch | None = None,
+) -> list[dict[str, Any]]:
+    """Compute the cells that have no result yet.
+
+    A kill at any moment loses nothing: finished cells are files, and an unfinished one goes on
+    from its last checkpoint when the same call is made again.
+
+    Args:
+        cells: what to compute.
+        results: where the files are.
+        jobs: processes; each computes with one thread, so that a cell does not depend on it.
+        say: takes a line for every finished cell.
+        watch: called about once a second with the cells that run in processes.
+
+    Returns:
+        The results of all cells, in their order.
+    """
+    missing = [cell for cell in cells if results.load(cell) is None]
+    if len(missing) < len(cells):
+        say(f"{len(cells) - len(missing)} of {len(cells)} cells are there already")
+    done = _one_by_one(missing, results)
+    if jobs > 1:
+        done = _in_processes(missing, results, jobs, watch or (lambda running: None))
+    began = time.perf_counter()
+    for number, cell in enumerate(done, 1):
+        left = (time.perf_counter() - began) / number * (len(missing) - number)
+        result = results.load(cell)
+        assert result is not None
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in _few(result["metrics"]))
+        say(f"[{number}/{len(missing)}] {cell.name}: {shown}  (about {left / 60:.0f} min left)")
+    return [result for cell in cells if (result := results.load(cell)) is not None]
+
+
+def _few(metrics: dict[str, Any]) -> list[tuple[str, float]]:
+    return [(k, v) for k, v in metrics.items() if isinstance(v, float)][:2]
+
+
+def _one_by_one(cells: Sequence[Cell], results: Results) -> Iterator[Cell]:
+    before = torch.get_num_threads()
+    for cell in cells:
+        compute(cell, results, show=True)
+        yield cell
+    torch.set_num_threads(before)
+
+
+def _in_processes(
+    cells: Sequence[Cell], results: Results, jobs: int, watch: Watch
+) -> Iterator[Cell]:
+    # Spawned, not forked: a fork of a process that has used threads may hang.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        running: dict[Future[None], Cell] = {
+            pool.submit(compute, cell, results, show=False): cell for cell in cells
+        }
+        try:
+            while running:
+                watch([cell for future, cell in running.items() if future.running()])
+                for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
+                    cell = running.pop(future)
+                    future.result()
+                    yield cell
+        except BrokenProcessPool:
+            raise RuntimeError(
+                "a process that computed a cell was killed, perhaps for want of memory. Nothing "
+                "is lost: the same command goes on where it stopped."
+            ) from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def compute(cell: Cell, results: Results, *, show: bool) -> None:
+    """Compute one cell with one thread and write its result."""
+    torch.set_num_threads(1)
+    folder = results.workplace(cell)
+    folder.mkdir(parents=True, exist_ok=True)
+    results.save(cell, cell.run.execute(folder, show=show))

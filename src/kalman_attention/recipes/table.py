@@ -1,0 +1,37 @@
+"""Tables of results: text in cells, with what must be known to read them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Table(NamedTuple):
+    """A table, ready to be shown in a terminal, in Markdown or on a page.
+
+    Attributes:
+        title: what it shows.
+        header: names of the columns.
+        rows: as many cells each.
+        notes: what stands below: scale, what was changed, how a number was chosen.
+    """
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+
+def markdown(table: Table) -> str:
+    """The table as Markdown, with its title as a heading of the third level."""
+    lines = [f"### {table.title}", ""]
+    lines += ["| " + " | ".join(table.header) + " |", "|" + "---|" * len(table.header)]
+    lines += ["| " + " | ".join(row) + " |" for row in table.rows]
+    return "\n".join([*lines, "", *(f"- {note}" for note in table.notes)]).rstrip() + "\n"
+
+
+def percent(value: float | None, published: float | str | None = None) -> str:
+    """An accuracy between 0 and 1 in percent, the paper's figure behind it in brackets."""
+    ours = "-" if value is None else f"{100 * value:.1f}"
+    if published is None:
+        return ours
+    theirs = published if isinstance(published, str) else f"{published:.1f}"
+    return f"{ours} ({theirs})"

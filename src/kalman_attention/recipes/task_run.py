@@ -1,0 +1,143 @@
+"""Training one model on one synthetic task: what most cells do."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from kalman_attention.evaluation.synthetic import (
+    PositionAccuracy,
+    metrics_for,
+    predicted_tokens,
+)
+from kalman_attention.models.autoencoder import Autoencoder, AutoencoderConfig
+from kalman_attention.models.config import LanguageModelConfig
+from kalman_attention.models.language_model import LanguageModel
+from kalman_attention.tasks.permutations import Permutations
+from kalman_attention.tasks.registry import make_task
+from kalman_attention.tasks.task import IGNORE, Sequences, Task
+from kalman_attention.train.config import TrainConfig
+from kalman_attention.train.data import Batches, StreamBatches, TensorBatches
+from kalman_attention.train.loop import fit
+from kalman_attention.train.objective import Evaluate, token_loss
+from kalman_attention.train.snapshot import load_weights
+
+Model: TypeAlias = LanguageModel | Autoencoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRun:
+    """A model, a task, and how to train the one on the other.
+
+    Attributes:
+        task: name of the task.
+        model: the model; for compression its blocks encode, and MAD's decoder follows.
+        training: how to train; its seed is also that of the data and of the first weights.
+        batch_size: sequences per update.
+        task_options: what differs from the published settings of the task.
+        loss: of the posterior ``"mean"``, or the ``"marginal"`` likelihood (KLA+), which is then
+            also how the model answers.
+        num_samples: posterior samples of the marginal likelihood.
+        fresh: new sequences in every batch instead of a training set of fixed size.
+    """
+
+    task: str
+    model: LanguageModelConfig
+    training: TrainConfig
+    batch_size: int
+    task_options: dict[str, Any] = field(default_factory=dict)
+    loss: Literal["mean", "marginal"] = "mean"
+    num_samples: int = 10
+    fresh: bool = False
+
+    @property
+    def updates(self) -> int:
+        """The most updates that training takes."""
+        training = self.training
+        if training.max_steps is not None:
+            return training.max_steps
+        assert training.epochs is not None
+        return training.epochs * -(-self.make_task().size("train") // self.batch_size)
+
+    def make_task(self) -> Task:
+        """The task, with its options."""
+        return make_task(self.task, **self.task_options)
+
+    def make_model(self) -> Model:
+        """The model, with the first weights that the seed gives."""
+        torch.manual_seed(self.training.seed)
+        if self.task == "compression":
+            return Autoencoder(AutoencoderConfig(encoder=self.model))
+        return LanguageModel(self.model)
+
+    def execute(self, folder: Path, *, show: bool) -> dict[str, Any]:
+        """Train, or go on training; see ``cell.Run``."""
+        task, model = self.make_task(), self.make_model()
+        test = task.generate("test", seed=self.training.seed)
+        result = fit(
+            model,
+            self._batches(task),
+            token_loss(self.loss, num_samples=self.num_samples, ignore_index=IGNORE),
+            self.training,
+            folder=folder,
+            evaluate=self._evaluation(task, test),
+            about={"task": self.task, "task_options": self.task_options, "loss": self.loss},
+            progress=show,
+        )
+        assert result.best is not None
+        load_weights(model, result.best.folder)
+        records = result.history
+        curve = [_without_kind(record) for record in records if record["kind"] == "eval"]
+        return {
+            "metrics": result.best.metrics,
+            "best_step": result.best.step,
+            "last": curve[-1],
+            "steps": result.step,
+            "ended_by": result.reason,
+            "seconds": records[-1]["seconds"],
+            "parameters": model.num_parameters(),
+            "curve": curve,
+            "positions": self._positions(model.eval(), task, test),
+        }
+
+    def _positions(self, model: Model, task: Task, test: Sequences) -> list[float] | None:
+        """Accuracy at each position of a product, without BOS; None for other tasks."""
+        if not isinstance(task, Permutations):
+            return None
+        metric = PositionAccuracy(skip=int(task.bos))
+        for inputs, targets in self._test_batches(test):
+            metric.update(predicted_tokens(model, inputs), targets)
+        return metric.positions()
+
+    def _test_batches(self, test: Sequences) -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, len(test.inputs), self.batch_size):
+            yield tuple(z[start : start + self.batch_size] for z in test)  # type: ignore[misc]
+
+    def _batches(self, task: Task) -> Batches:
+        seed = self.training.seed
+        if self.fresh:
+            return StreamBatches(lambda g: task.sample(self.batch_size, g), seed)
+        return TensorBatches(task.generate("train", seed=seed), self.batch_size, seed)
+
+    def _evaluation(self, task: Task, test: Sequences) -> Evaluate:
+        """All metrics of the task; the one that tables report is ``accuracy`` as well."""
+        samples = self.num_samples if self.loss == "marginal" else 0
+
+        def evaluate(model: nn.Module) -> dict[str, float]:
+            assert isinstance(model, LanguageModel | Autoencoder)
+            metrics = metrics_for(task)
+            for inputs, targets in self._test_batches(test):
+                predicted = predicted_tokens(model, inputs, num_samples=samples)
+                for metric in metrics.values():
+                    metric.update(predicted, targets)
+            found = {name: metric.compute() for name, metric in metrics.items()}
+            return {"accuracy": next(iter(found.values())), **found}
+
+        return evaluate
+
+
+def _without_kind(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name != "kind"}

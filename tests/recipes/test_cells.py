@@ -1,0 +1,132 @@
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kalman_attention.recipes.cell import Cell, Results, differences
+from kalman_attention.recipes.experiment import SCALES, best, mean_of_best
+from kalman_attention.recipes.published import MAD, MAD_TASKS, PROCESS_NOISE
+from kalman_attention.recipes.registry import EXPERIMENTS
+from kalman_attention.recipes.runner import run_cells
+from kalman_attention.recipes.table import Table, markdown, percent
+from kalman_attention.tasks.registry import MAD as TASK_NAMES
+
+
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """A run that counts how often it was carried out."""
+
+    value: float
+    updates: int = 1
+
+    def execute(self, folder: Path, *, show: bool) -> dict[str, Any]:
+        times = folder / "times"
+        times.write_text(times.read_text() + "x" if times.exists() else "x")
+        return {"metrics": {"accuracy": self.value}, "curve": []}
+
+
+def cell(name: str, value: float = 0.5) -> Cell:
+    return Cell(experiment="toy", labels={"model": name, "seed": "seed0"}, run=Count(value))
+
+
+def times(results: Results, each: Cell) -> int:
+    return len((results.workplace(each) / "times").read_text())
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_finished_cells_are_not_computed_again(tmp_path, jobs):
+    results, cells = Results(tmp_path, "smoke"), [cell("a", 0.25), cell("b", 0.75)]
+    said: list[str] = []
+    run_cells(cells[:1], results, jobs=jobs, say=said.append)
+    found = run_cells(cells, results, jobs=jobs, say=said.append)
+    assert [r["metrics"]["accuracy"] for r in found] == [0.25, 0.75]
+    assert [times(results, c) for c in cells] == [1, 1]
+    assert any("1 of 2 cells are there already" in line for line in said)
+
+
+def test_a_result_of_another_configuration_is_refused(tmp_path):
+    results = Results(tmp_path, "smoke")
+    run_cells([cell("a", 0.25)], results, say=lambda line: None)
+    with pytest.raises(ValueError, match=r"value is 0\.25 there and 0\.5 here"):
+        results.load(cell("a", 0.5))
+
+
+def test_results_say_where_they_come_from(tmp_path):
+    results = Results(tmp_path, "smoke")
+    run_cells([cell("a")], results, say=lambda line: None)
+    stored = json.loads(results.path(cell("a")).read_text())
+    assert stored["config"] == {"value": 0.5, "updates": 1}
+    assert {"torch", "kalman_attention", "processor", "date"} <= set(stored["about"])
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_differences_name_the_place():
+    assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}) == [
+        "a.c is 3 there and 2 here"
+    ]
+    assert differences({"a": 1}, {}) == ["a is None there and 1 here"]
+
+
+def test_matching_labels():
+    one = cell("kla")
+    assert one.matches("kla")
+    assert one.matches("seed0/kla/")
+    assert not one.matches("kl")
+    assert not one.matches("kla/seed1")
+
+
+def result(model: str, lr: str, seed: str, accuracy: float) -> dict[str, Any]:
+    labels = {"model": model, "lr": lr, "seed": seed}
+    return {"labels": labels, "metrics": {"accuracy": accuracy}}
+
+
+def test_rates_are_chosen_by_the_best_and_seeds_are_averaged():
+    results = [
+        result("kla", "lr1", "seed0", 0.2),
+        result("kla", "lr2", "seed0", 0.6),
+        result("kla", "lr1", "seed1", 0.8),
+        result("gla", "lr1", "seed0", 0.9),
+    ]
+    assert best(results, model="kla") == results[2]
+    assert mean_of_best(results, model="kla") == pytest.approx(0.7)
+    assert mean_of_best(results, model="mamba") is None
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_has_distinct_cells_that_survive_json(name, scale):
+    cells = EXPERIMENTS[name].cells(scale)
+    names = [(c.experiment, c.name) for c in cells]
+    assert names
+    assert len(set(names)) == len(names)
+    for each in cells:
+        json.dumps(dataclasses.asdict(each.run))
+        assert each.run.updates >= 1
+    for table in EXPERIMENTS[name].tables(scale, []):  # nothing is there yet
+        assert all(len(row) == len(table.header) for row in table.rows)
+        assert table.notes
+
+
+def test_mad_at_cpu_scale_has_all_cells_of_the_papers_table():
+    cells = EXPERIMENTS["mad"].cells("cpu")
+    assert {(c.labels["model"], c.labels["task"]) for c in cells} == {
+        (model, task) for model in MAD for task in MAD_TASKS
+    }
+    assert set(MAD_TASKS) == set(TASK_NAMES)
+    rates = {c.labels["lr"] for c in cells}
+    assert len(cells) == 36 * len(rates)  # every model has the same grid
+
+
+def test_the_papers_averages_close():
+    # The paper prints the means of these rows: 86.69 and 81.98.
+    assert sum(PROCESS_NOISE["learned"].values()) / 6 == pytest.approx(86.69, abs=0.006)
+    assert sum(PROCESS_NOISE["zero"].values()) / 6 == pytest.approx(81.98, abs=0.006)
+
+
+def test_tables_as_markdown():
+    table = Table("T", ["a", "b"], [["x", percent(0.5, 61.25)]], ["note"])
+    assert markdown(table) == "### T\n\n| a | b |\n|---|---|\n| x | 50.0 (61.2) |\n\n- note\n"
+    assert percent(None) == "-"
+    assert percent(None, "> 95") == "- (> 95)"

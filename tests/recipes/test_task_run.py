@@ -1,0 +1,95 @@
+import dataclasses
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kalman_attention.recipes import mad, process_noise
+from kalman_attention.recipes.cell import Results
+from kalman_attention.recipes.inspection import load_best, sample_maps, variance_trace
+from kalman_attention.recipes.registry import EXPERIMENTS
+from kalman_attention.recipes.runner import run_cells
+
+QUIET = {"say": lambda line: None}
+
+
+def smoke(experiment: str, labels: str) -> list:
+    return [c for c in EXPERIMENTS[experiment].cells("smoke") if c.matches(labels)]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "labels"),
+    [
+        ("mad", "kla/compression"),
+        ("mad", "kla+/compression"),
+        ("mad", "mlstm/memorization"),
+        ("mad", "gla/fuzzy_recall"),
+        ("mad", "kla+/recall"),
+        ("process-noise", "kla,p=0/noisy_recall"),
+        ("ou-depth", "none/2blocks"),
+        ("mqar", "gated_deltanet/d64"),
+        ("a5", "attention/length4"),
+    ],
+)
+def test_a_cell_trains_and_ends_in_the_table(tmp_path, experiment, labels):
+    cells = smoke(experiment, labels)
+    assert len(cells) == 1
+    found = run_cells(cells, Results(tmp_path, "smoke"), **QUIET)
+    (result,) = found
+    assert 0.0 <= result["metrics"]["accuracy"] <= 1.0
+    assert result["curve"][-1]["accuracy"] == result["last"]["accuracy"]
+    assert result["parameters"] > 0
+    text = "".join(
+        cell
+        for table in EXPERIMENTS[experiment].tables("smoke", found)
+        for row in table.rows
+        for cell in row
+    )
+    accuracy = 100 * result["metrics"]["accuracy"]
+    assert f"{accuracy:.1f}" in text or f"{accuracy:.0f} /" in text
+
+
+def test_the_ablation_changes_nothing_but_the_noise():
+    learned = [c for c in mad.cells("cpu") if c.labels["model"] == "kla"]
+    cells = process_noise.cells("cpu")
+    assert cells[: len(learned)] == learned  # computed once, by whichever comes first
+    for with_noise, without in zip(learned, cells[len(learned) :], strict=True):
+        assert without.run.model.kla.process_noise == "zero"
+        layer = dataclasses.replace(without.run.model.kla, process_noise="learned")
+        model = dataclasses.replace(without.run.model, kla=layer)
+        assert dataclasses.replace(without.run, model=model) == with_noise.run
+
+
+def test_the_seed_gives_the_first_weights():
+    run = smoke("mad", "mamba/recall")[0].run
+    first, second = run.make_model().state_dict(), run.make_model().state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_stopped_cell_goes_on_to_the_same_bits(tmp_path):
+    (cell,) = smoke("mad", "kla/recall")
+    whole, cut = Results(tmp_path / "whole", "smoke"), Results(tmp_path / "cut", "smoke")
+    run_cells([cell], whole, **QUIET)
+    training = dataclasses.replace(cell.run.training, epochs=None, max_steps=1)
+    folder = cut.workplace(cell)
+    dataclasses.replace(cell.run, training=training).execute(folder, show=False)
+    run_cells([cell], cut, **QUIET)
+    weights = [load_file(r.workplace(cell) / "last" / "model.safetensors") for r in (whole, cut)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_looking_into_a_trained_model(tmp_path):
+    results = Results(tmp_path, "smoke")
+    cells = smoke("mad", "kla/selective_copying")
+    assert load_best(results, cells) is None
+    run_cells(cells, results, **QUIET)
+    trained = load_best(results, cells)
+    assert trained is not None
+    T = trained.sequence.inputs.shape[1]
+    trace = variance_trace(trained)
+    assert trace.variance.shape == trace.gain.shape == (T, 128)
+    copied = trained.sequence.targets[0][trained.sequence.targets[0] >= 0]
+    assert trained.sequence.inputs[0, trace.marked].tolist() == copied.tolist()
+    maps = sample_maps(trained)
+    assert maps.shape == (4, T, T)
+    assert torch.equal(maps, maps.tril())
