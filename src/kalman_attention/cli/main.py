@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from kalman_attention.cli import bench, check, demo, sizes, task
+from kalman_attention.cli import bench, check, demo, report, reproduce, sizes, task
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="kla", description="Kalman linear attention: check, demonstrate, measure."
     )
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
-    for verb in (check, demo, task, sizes, bench):
+    for verb in (check, demo, task, sizes, reproduce, report, bench):
         name = verb.__name__.rpartition(".")[2]
         doc = (verb.__doc__ or "").split("\n", 1)[0]
         summary = doc.partition(": ")[2]

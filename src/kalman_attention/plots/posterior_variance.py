@@ -7,7 +7,11 @@ from torch import Tensor
 
 
 def plot_posterior_variance(
-    variance: Tensor, gain: Tensor | None = None, tokens: Sequence[object] | None = None
+    variance: Tensor,
+    gain: Tensor | None = None,
+    tokens: Sequence[object] | None = None,
+    *,
+    marked: Sequence[int] = (),
 ) -> Figure:
     """Variance of every channel over the tokens, with its mean and the mean Kalman gain below.
 
@@ -15,6 +19,7 @@ def plot_posterior_variance(
         variance: posterior variance of one block's read-out for one sequence, ``[T, D]``.
         gain: Kalman gain of the same block, ``[T, D]``.
         tokens: what to write under the time axis, if it is short enough to be read.
+        marked: positions to point out, such as those of the tokens to be copied.
 
     Returns:
         The figure.
@@ -34,6 +39,9 @@ def plot_posterior_variance(
     if gain is not None:
         axes[2].bar(range(T), gain.float().mean(1).tolist(), color="tab:orange")
         axes[2].set_ylabel("mean gain")
+    for axis in axes[1:]:
+        for position in marked:
+            axis.axvline(position, color="tab:red", lw=0.6, alpha=0.5, zorder=0)
     axes[-1].set_xlabel("token")
     if tokens is not None and T <= 80:
         axes[-1].set_xticks(range(T), [str(t) for t in tokens], rotation=90, fontsize=7)

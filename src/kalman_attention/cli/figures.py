@@ -1,0 +1,71 @@
+"""The figures of ``kla reproduce``, from results and from trained models; PNG and SVG."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kalman_attention.cli import bench_scan
+from kalman_attention.recipes import inspection
+from kalman_attention.recipes.cell import Results
+from kalman_attention.recipes.experiment import Experiment, Scale
+
+_MAP_TASKS = ("selective_copying", "recall", "memorization")
+
+
+def curves(experiment: Experiment, results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    """Learning curves of every cell that is there: panels by task or setting, lines by model."""
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for result in results:
+        line, *rest = [v for k, v in result["labels"].items() if k != "seed"]
+        panel, *rest = rest or [experiment.name]
+        points = [(float(p["step"]), float(p["accuracy"])) for p in result["curve"]]
+        panels.setdefault(panel, {})[" ".join([line, *rest])] = points
+    if not panels:
+        return []
+    try:
+        from kalman_attention.plots.files import save_figure
+        from kalman_attention.plots.learning_curves import plot_learning_curves
+    except ModuleNotFoundError:
+        return []
+    return save_figure(plot_learning_curves(panels), folder / "learning_curves.png")
+
+
+def variance(results: Results, scale: Scale) -> list[Path]:
+    """Posterior variance over a selective-copying sequence (``fig:posterior-var-sc``)."""
+    trained = inspection.trained_kla(results, scale, "selective_copying")
+    return variance_of(trained, results.folder("variance"))
+
+
+def variance_of(trained: inspection.Trained, folder: Path) -> list[Path]:
+    """Posterior variance of a model over one sequence, tokens to copy marked."""
+    from kalman_attention.plots.files import save_figure
+    from kalman_attention.plots.posterior_variance import plot_posterior_variance
+
+    trace = inspection.variance_trace(trained)
+    figure = plot_posterior_variance(trace.variance, trace.gain, trace.tokens, marked=trace.marked)
+    return save_figure(figure, folder / "variance.png")
+
+
+def maps(results: Results, scale: Scale) -> list[Path]:
+    """Kalman attention maps of three tasks (``sec:attention-viz``)."""
+    from kalman_attention.plots.attention_maps import plot_attention_maps
+    from kalman_attention.plots.files import save_figure
+
+    paths: list[Path] = []
+    for task in _MAP_TASKS:
+        trained = inspection.trained_kla(results, scale, task)
+        figure = plot_attention_maps(inspection.sample_maps(trained), tokens=trained.tokens)
+        paths += save_figure(figure, results.folder("attention-maps") / f"{task}.png")
+    return paths
+
+
+def scaling(results: Results, scale: Scale) -> list[Path]:
+    """Time over sequence length, one line per implementation (``fig:scaling``)."""
+    folder = results.folder("scaling")
+    lengths = {"smoke": [128, 256], "cpu": bench_scan.LENGTHS, "paper": bench_scan.LENGTHS}
+    parser = argparse.ArgumentParser()
+    bench_scan.add_arguments(parser)
+    args = ["--only", "sweep", "--out", str(folder), "--lengths", *map(str, lengths[scale])]
+    bench_scan.run(parser.parse_args(args))
+    return sorted(folder.glob("*.png"))

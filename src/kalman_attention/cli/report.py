@@ -1,0 +1,79 @@
+"""``kla report``: one self-contained HTML page of everything that ``kla reproduce`` found."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from kalman_attention.cli.page import Section, render_page
+from kalman_attention.recipes.cell import Results
+from kalman_attention.recipes.experiment import SCALES, Experiment, Scale
+from kalman_attention.recipes.machine import about
+from kalman_attention.recipes.registry import EXPERIMENTS
+
+_FIGURES = {
+    "variance": "Posterior variance on selective copying; lines mark the tokens to copy",
+    "attention-maps": "Kalman attention maps: the weight of token s in the read-out at token t",
+    "scaling": "Time over sequence length, one line per implementation",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the verb."""
+    parser.add_argument(
+        "runs", type=Path, nargs="?", default=Path("runs/reproduce"), help="folder of results"
+    )
+    parser.add_argument("--out", type=Path, help="file to write (default: RUNS/report.html)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Collect what is there and write the page."""
+    sections = list(collect(args.runs))
+    if not sections:
+        print(f"{args.runs} holds no results. Make some: kla reproduce mad --scale smoke")
+        return 2
+    path = args.out or args.runs / "report.html"
+    write_report(path, sections)
+    print(f"report: {path}")
+    return 0
+
+
+def write_report(path: Path, sections: list[Section]) -> None:
+    """Write the page, with the machine it was made on."""
+    facts = about()
+    intro = (
+        f"Measured with kalman_attention {facts['kalman_attention']} and torch {facts['torch']} on "
+        f"{facts['processor']}; page of {str(facts['date'])[:10]}. Figures in brackets are the "
+        "paper's, everything else was measured here."
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render_page("Kalman linear attention", intro, sections), encoding="utf-8")
+
+
+def collect(root: Path) -> Iterator[Section]:
+    """A section for every experiment and scale that has results."""
+    for scale in SCALES:
+        results = Results(root, scale)
+        for experiment in EXPERIMENTS.values():
+            yield from _experiment(experiment, scale, results)
+        for name, caption in _FIGURES.items():
+            images = sorted(results.folder(name).glob("*.svg"))
+            if images:
+                shown = [(path, f"{path.stem.replace('_', ' ')}. {caption}") for path in images]
+                yield Section(title=f"{name}, scale {scale}", images=shown)
+
+
+def _experiment(experiment: Experiment, scale: Scale, results: Results) -> Iterator[Section]:
+    if not results.folder(experiment.name).is_dir():
+        return
+    cells = experiment.cells(scale)
+    there = [r for c in cells if (r := results.load(c)) is not None]
+    if not there:
+        return
+    curves = results.folder(experiment.name) / "learning_curves.svg"
+    yield Section(
+        title=f"{experiment.name}, scale {scale}",
+        text=f"{experiment.summary}; {len(there)} of {len(cells)} cells. In the paper: "
+        f"{experiment.source}.",
+        tables=experiment.tables(scale, there),
+        images=[(curves, "Learning curves: test accuracy over updates")] if curves.exists() else [],
+    )

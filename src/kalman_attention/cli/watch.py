@@ -1,0 +1,82 @@
+"""Watching cells while they train in other processes: one line each, from their metrics files."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from kalman_attention.recipes.cell import Cell, Results
+from kalman_attention.train.metrics import METRICS
+from kalman_attention.train.progress import bar
+
+
+class Watch:
+    """Show how far the running cells are: live on a terminal, now and then elsewhere.
+
+    Args:
+        results: where the cells work.
+        stream: where to write; None for standard error.
+        period: seconds between lines where the stream is not a terminal.
+    """
+
+    def __init__(
+        self, results: Results, *, stream: TextIO | None = None, period: float = 30.0
+    ) -> None:
+        self._results = results
+        self._stream = sys.stderr if stream is None else stream
+        self._live = self._stream.isatty()
+        self._period = 1.0 if self._live else period
+        self._shown = 0
+        self._next = 0.0
+
+    def __call__(self, running: Sequence[Cell]) -> None:
+        """Called often; shows something only when it is time."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + self._period
+        lines = [line for cell in running if (line := self._line(cell))]
+        self.clear()
+        for line in lines:
+            print(line, file=self._stream, flush=True)
+        self._shown = len(lines) if self._live else 0
+
+    def say(self, text: str) -> None:
+        """Print a line that stays, above the live ones."""
+        self.clear()
+        print(text, flush=True)
+
+    def clear(self) -> None:
+        """Remove the live lines."""
+        if self._shown:
+            # Up that many lines, then erase to the end of the screen.
+            print(f"\x1b[{self._shown}F\x1b[J", end="", file=self._stream, flush=True)
+            self._shown = 0
+
+    def _line(self, cell: Cell) -> str:
+        record = last_record(self._results.workplace(cell) / METRICS)
+        if record is None:
+            return ""
+        done = bar(record["step"] / cell.run.updates)
+        shown = [f"{k} {record[k]:.3f}" for k in ("loss", "accuracy") if record.get(k) is not None]
+        return f"  {done} {cell.name}  step {record['step']}  {'  '.join(shown)}"
+
+
+def last_record(path: Path) -> dict[str, float] | None:
+    """The newest values of a metrics file, those of earlier records included; None if empty."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 8192))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:
+        return None
+    found: dict[str, float] = {}
+    for line in lines:
+        try:
+            found.update(json.loads(line))
+        except ValueError:
+            continue  # the first line may be cut
+    return found if "step" in found else None
