@@ -164,6 +164,7 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
             "A5, accuracy at each position, %",
             ["run", "positions 1, 2, ..."],
             _by_position(results),
+            changes(scale),
         ),
     ]
 
