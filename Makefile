@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-deps xlstm
 	@touch $@
 
-demo: $(STAMP)   ## set up, then filter a noisy signal and draw the belief
+demo: $(STAMP)   ## set up, then filter, train KLA and Mamba for a minute, write a page
 	$(BIN)/kla check
 	$(BIN)/kla demo
 
