@@ -39,7 +39,8 @@ MAY_IMPORT = {
 
 ONLY_IN = {
     "matplotlib": ("plots",),
-    "transformers": ("hf", "models.hf", "cli.bench_layer"),
+    "tokenizers": ("data",),
+    "transformers": ("hf", "models.hf", "cli.bench_layer", "evaluation.zero_shot"),
     "lm_eval": ("evaluation.zero_shot",),
     "triton": ("ops.triton",),
     "ctypes": ("ops.cpu", "ops.cuda", "ops.triton", "cli.measure"),  # measure: mallopt
