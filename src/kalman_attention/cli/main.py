@@ -4,7 +4,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from kalman_attention.cli import bench, check, data, demo
+from kalman_attention.cli import bench, check, data, demo, generate
+from kalman_attention.cli import eval as evaluate
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,10 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = argparse.ArgumentParser(
-        prog="kla", description="Kalman linear attention: check, demonstrate, prepare, measure."
+        prog="kla",
+        description="Kalman linear attention: check, demonstrate, prepare, evaluate, measure.",
     )
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
-    for verb in (check, demo, data, bench):
+    for verb in (check, demo, data, evaluate, generate, bench):
         name = verb.__name__.rpartition(".")[2]
         doc = (verb.__doc__ or "").split("\n", 1)[0]
         summary = doc.partition(": ")[2]

@@ -9,7 +9,7 @@ transformers' ``AutoTokenizer`` reads the same two files.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,6 +84,12 @@ class Tokenizer:
         """The text of token ids; specials are left out."""
         text: str = self.raw.decode(list(ids), skip_special_tokens=True)
         return text
+
+    def stream(self) -> Callable[[int], str]:
+        """A function that turns ids into text one by one; part of a character gives nothing yet."""
+        tokenizers = _library()
+        decoder = tokenizers.decoders.DecodeStream(skip_special_tokens=True)
+        return lambda i: decoder.step(self.raw, i) or ""
 
     def special_ids(self) -> list[int]:
         """Ids that stand for no text."""
