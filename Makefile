@@ -14,7 +14,7 @@ NATIVE := CMakeLists.txt $(wildcard src/kalman_attention/csrc/*.h src/kalman_att
 
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,hf,plot]'
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,eval,plot]'
 	@touch $@
 
 demo: $(STAMP)   ## set up, then filter a noisy signal and draw the belief

@@ -32,6 +32,12 @@ def test_any_text_survives(written):
     assert BYTES[ids].sum() == len(written.encode())
 
 
+@given(st.text())
+def test_a_stream_of_tokens_is_the_text(written):
+    piece = TOKENIZER.stream()
+    assert "".join(piece(i) for i in TOKENIZER.encode(written)) == written
+
+
 def test_specials_in_a_text_are_text():
     written = f"a {BOS} b {SPECIALS[3]}"
     ids = TOKENIZER.encode(written)

@@ -71,12 +71,14 @@ def run(args: argparse.Namespace) -> int:
         _say(f"{legend(args.uncertainty, paint)}\n")
     _say(prompt)
     text_of = tokenizer.stream()
-    for step in steps:
-        token = int(step.tokens)
-        text = "" if token == tokenizer.bos else text_of(token)
-        if text:  # part of a character waits for the rest of it
-            _say(paint(text, _value(step.uncertainty, args.uncertainty)))
-    _say("\n")
+    try:
+        for step in steps:
+            token = int(step.tokens)
+            text = "" if token == tokenizer.bos else text_of(token)
+            if text:  # part of a character waits for the rest of it
+                _say(paint(text, _value(step.uncertainty, args.uncertainty)))
+    finally:
+        _say("\n")
     return 0
 
 
