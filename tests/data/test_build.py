@@ -11,7 +11,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+pytest.importorskip("tokenizers")
+
 from kalman_attention.data import build as building
+from kalman_attention.data import encoding
 from kalman_attention.data.build import BuildOptions, build
 from kalman_attention.data.shards import ShardedTokens, token_dtype
 from kalman_attention.data.sources import Corpus
@@ -38,9 +41,10 @@ def test_last_shard_is_for_validation(tmp_path):
     assert decoded(data, "train") + decoded(data, "validation") == texts
     assert len(data.shards("train")) > 2
     assert len(data.shards("validation")) == 1
-    sizes = [shard.tokens for shard in data.index.shards]
-    assert all(size >= 200 for size in sizes[:-1])
-    assert sizes[-1] >= 100
+    *whole, rest, last = (shard.tokens for shard in data.index.shards)
+    assert all(200 <= size < 400 for size in whole)
+    assert rest + last >= 100
+    assert last <= 0.05 * data.index.total("tokens")
     assert data.index.total("bytes") == sum(len(each.encode()) for each in texts)
     assert data.index.total("documents", "train") == len(decoded(data, "train"))
 
@@ -53,6 +57,14 @@ def test_every_nth_document_for_validation(tmp_path):
     assert decoded(data, "train") == [each for i, each in enumerate(texts) if i % 7 != 6]
 
 
+def test_of_a_large_corpus_validation_is_a_shard(tmp_path):
+    data = ShardedTokens(shards(tmp_path, documents=400, shard_tokens=100))
+    *whole, last = (shard.tokens for shard in data.index.shards)
+    assert len(whole) > 30
+    assert all(size >= 100 for size in whole)
+    assert 50 <= last < 0.05 * data.index.total("tokens")
+
+
 def test_a_small_corpus_gives_its_last_twentieth(tmp_path):
     data = ShardedTokens(shards(tmp_path, shard_tokens=1 << 25))
     assert [shard.name for shard in data.index.shards] == ["train_00000", "validation_00000"]
@@ -61,7 +73,7 @@ def test_a_small_corpus_gives_its_last_twentieth(tmp_path):
 
 
 def test_the_same_bytes_for_any_number_of_workers(tmp_path, monkeypatch):
-    monkeypatch.setattr(building, "_BATCH_DOCUMENTS", 7)
+    monkeypatch.setattr(encoding, "BATCH_DOCUMENTS", 7)
     one, two = tmp_path / "one", tmp_path / "two"
     build(one, options(tmp_path), workers=1, quiet=True)
     build(two, options(tmp_path), workers=2, quiet=True)

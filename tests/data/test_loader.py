@@ -5,6 +5,9 @@ from itertools import chain, pairwise
 
 import numpy as np
 import pytest
+
+pytest.importorskip("tokenizers")
+
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

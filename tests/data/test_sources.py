@@ -7,6 +7,8 @@ import types
 
 import pytest
 
+pytest.importorskip("tokenizers")
+
 from kalman_attention.data import sources
 from kalman_attention.data.sources import Corpus, Document, documents, hub_parts
 

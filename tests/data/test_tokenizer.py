@@ -3,6 +3,9 @@
 import json
 
 import pytest
+
+pytest.importorskip("tokenizers")
+
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st

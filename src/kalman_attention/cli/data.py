@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"entries of a trained tokenizer (32768; {NANO_VOCABULARY} for the standard library)",
     )
     parser.add_argument("--tokenizer-characters", type=int, default=2_000_000_000)
-    parser.add_argument("--shard-tokens", type=int, default=1 << 25)
+    parser.add_argument("--shard-tokens", type=int, default=1 << 23)
     parser.add_argument(
         "--validation",
         type=int,

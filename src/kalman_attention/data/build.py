@@ -6,19 +6,11 @@ is written after the rest of it.
 """
 
 import os
-import signal
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context, parent_process
 from pathlib import Path
-from threading import Thread
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from kalman_attention.data.encoding import encode_all
 from kalman_attention.data.files import read_json, sweep, write_json
 from kalman_attention.data.progress import Progress
 from kalman_attention.data.shards import (
@@ -28,22 +20,18 @@ from kalman_attention.data.shards import (
     Encoded,
     Index,
     Shard,
-    Tokens,
     check_contents,
     check_sizes,
     token_dtype,
     write_shard,
 )
-from kalman_attention.data.sources import Corpus, Document, documents
+from kalman_attention.data.sources import Corpus, documents
 from kalman_attention.data.tokenizer import TOKENIZER, Tokenizer, train_tokenizer
 
 PLAN = "build.json"
 LAST = 0
 
-_BATCH_CHARACTERS, _BATCH_DOCUMENTS = 1 << 20, 1024
-_SMALL_SHARE = 0.05
-
-_Flat = tuple[Tokens, Tokens]
+_LARGEST_SHARE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +45,8 @@ class BuildOptions:
         vocab_size: entries of a tokenizer that is trained.
         tokenizer_characters: characters it is trained on, at most.
         shard_tokens: tokens of a shard; the document that reaches it is the last.
-        validation: 0 keeps the last shard for validation (of half a shard at least; of a corpus
-            smaller than that, its last twentieth); n keeps every n-th document.
+        validation: 0 keeps the last shard for validation (half a shard or more of a large corpus,
+            the last twentieth of a small one); n keeps every n-th document.
     """
 
     corpus: Corpus
@@ -66,7 +54,7 @@ class BuildOptions:
     bos: str | None = None
     vocab_size: int = 32_768
     tokenizer_characters: int = 2_000_000_000
-    shard_tokens: int = 1 << 25
+    shard_tokens: int = 1 << 23
     validation: int = LAST
 
     def __post_init__(self) -> None:
@@ -188,7 +176,7 @@ def _write_all(
     else:
         begin = min(writer.next for writer in writers.values())
     done = sum(writer.bytes for writer in writers.values())
-    for encoded in _encode_all(folder, options.corpus, begin, tokenizer, workers):
+    for encoded in encode_all(folder, options.corpus, begin, tokenizer, workers):
         writers[options.split_of(encoded.next - 1)].add(encoded)
         done += encoded.bytes
         if progress:
@@ -252,14 +240,17 @@ class _Writer:
         self.waiting.append(encoded)
         self.tokens += len(encoded.tokens)
         # Half a shard stays back, so that the last one is never a mere remainder.
-        half = self.budget / 2
-        if self.tokens >= 3 * half and self.tokens - self._first(self.budget).tokens >= half:
-            self._write(self._first(self.budget))
+        if self.tokens >= 1.5 * self.budget:
+            cut = self._first(self.budget)
+            if cut.tokens >= self.budget and self.tokens - cut.tokens >= self.budget / 2:
+                self._write(cut)
 
     def give_last(self, other: "_Writer") -> None:
-        """Leave the last shard to another writer, or of a small corpus a share of it."""
-        if not self.shards and len(self.waiting) > 1:
-            self._write(self._first(round(self.tokens * (1 - _SMALL_SHARE))))
+        """Leave the last shard to another writer, but not more than a share of everything."""
+        total = self.tokens + sum(shard.tokens for shard in self.shards)
+        surplus = self.tokens - int(_LARGEST_SHARE * total)
+        if surplus > 0 and len(self.waiting) > 1:
+            self._write(self._first(surplus))
         if self.shards:
             other.waiting, other.tokens = self.waiting, self.tokens
             self.waiting, self.tokens = [], 0
@@ -303,102 +294,3 @@ class _Writer:
         except (ValueError, KeyError, TypeError):
             return None  # written again
         return (shard, note["next"]) if note["tokenizer"] == self.fingerprint else None
-
-
-def _encode_all(
-    folder: Path, corpus: Corpus, begin: int, tokenizer: Tokenizer, workers: int
-) -> Iterator[Encoded]:
-    """Documents from a place on, as tokens, in order."""
-    place = begin
-    batches = _batches(documents(corpus, begin))
-    with _pool(folder, workers) as pool:
-        for batch, tokens in _in_order(pool, tokenizer, batches, 2 * workers):
-            for document, ids in zip(batch, tokens, strict=True):
-                place += 1
-                yield Encoded(ids, len(document.text.encode()), document.replaced, place)
-
-
-def _batches(stream: Iterator[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    size = 0
-    for document in stream:
-        batch.append(document)
-        size += len(document.text)
-        if size >= _BATCH_CHARACTERS or len(batch) == _BATCH_DOCUMENTS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _in_order(
-    pool: ProcessPoolExecutor | None,
-    tokenizer: Tokenizer,
-    batches: Iterator[list[Document]],
-    most: int,
-) -> Iterator[tuple[list[Document], list[Tokens]]]:
-    """Batches with their tokens; ``most`` of them are under way at a time."""
-    if pool is None:
-        for batch in batches:
-            yield batch, _cut(_encode(tokenizer, [document.text for document in batch]))
-        return
-    running: deque[tuple[list[Document], Future[_Flat]]] = deque()
-    for batch in batches:
-        texts = [document.text for document in batch]
-        running.append((batch, pool.submit(_encode_in_worker, texts)))
-        if len(running) == most:
-            first, future = running.popleft()
-            yield first, _cut(future.result())
-    for batch, future in running:
-        yield batch, _cut(future.result())
-
-
-def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> _Flat:
-    """Tokens of all texts in a row, start of text before each, and their lengths."""
-    dtype = token_dtype(tokenizer.vocab_size)
-    found = [np.array([tokenizer.bos, *ids], dtype) for ids in tokenizer.encode_batch(texts)]
-    return np.concatenate(found), np.array([len(ids) for ids in found])
-
-
-def _cut(flat: _Flat) -> list[Tokens]:
-    tokens, lengths = flat
-    ends = lengths.cumsum().tolist()
-    return [tokens[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-
-
-@contextmanager
-def _pool(folder: Path, workers: int) -> Iterator[ProcessPoolExecutor | None]:
-    """Processes that tokenise; None for one worker, which is this process."""
-    if workers == 1:
-        yield None
-        return
-    context = get_context("spawn")  # forking a process that has threads is not safe
-    pool = ProcessPoolExecutor(workers, context, _start_worker, (str(folder),))
-    try:
-        yield pool
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-_worker_tokenizer: Tokenizer | None = None
-
-
-def _start_worker(folder: str) -> None:
-    global _worker_tokenizer
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says that it was interrupted
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _worker_tokenizer = Tokenizer.load(folder)
-    Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A parent that is killed cannot tell its workers to stop."""
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _encode_in_worker(texts: Sequence[str]) -> _Flat:
-    assert _worker_tokenizer is not None
-    return _encode(_worker_tokenizer, texts)

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kalman_attention.losses import marginal_nll, posterior_mean_cross_entropy
+from kalman_attention.losses import posterior_mean_cross_entropy
 from kalman_attention.models.language_model import LanguageModel
-from kalman_attention.models.uncertainty import draw, predict, predict_marginal
+from kalman_attention.models.uncertainty import draw, predict, predict_marginal, predictions
 
-_POSITIONS = 256
+_POSITIONS = 128
 
 
 class Likelihood(NamedTuple):
@@ -218,15 +218,11 @@ def _chunk_nats(
         )
         return loss.item(), found.states
     read = model.read(inputs, states=states)
-    loss = marginal_nll(
-        model.write,
-        read.mean,
-        read.variance,
-        targets,
-        context=read.context,
-        num_samples=num_samples,
-        generator=generator,
-        chunk_size=64,
-        reduction="sum",
+    parts = predictions(
+        model, read, num_samples=num_samples, generator=generator, chunk_size=_POSITIONS
     )
-    return loss.item(), read.states
+    nats = 0.0
+    for part, wanted in zip(parts, torch.split(targets, _POSITIONS, 1), strict=True):
+        log_probs = part.log_probs.gather(-1, wanted.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        nats -= log_probs[wanted >= 0].double().sum().item()
+    return nats, read.states
