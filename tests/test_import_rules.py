@@ -40,7 +40,7 @@ MAY_IMPORT = {
 ONLY_IN = {
     "matplotlib": ("plots",),
     "tokenizers": ("data",),
-    "transformers": ("hf", "models.hf", "cli.bench_layer", "evaluation.zero_shot"),
+    "transformers": ("hf", "models.hf", "cli.bench_layer"),
     "lm_eval": ("evaluation.zero_shot",),
     "triton": ("ops.triton",),
     "ctypes": ("ops.cpu", "ops.cuda", "ops.triton", "cli.measure"),  # measure: mallopt

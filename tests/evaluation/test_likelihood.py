@@ -65,6 +65,8 @@ def test_marginal_likelihoods():
     one, many = (dict(continuations(net, wanted, batch_size=n, num_samples=8)) for n in (1, 5))
     for place in one:
         assert one[place].log_prob == pytest.approx(many[place].log_prob, abs=1e-4)
+    [(_, alone)] = continuations(net, wanted[4:5], num_samples=8)
+    assert alone.log_prob == pytest.approx(one[4].log_prob, abs=1e-4)
     other = dict(continuations(net, wanted, num_samples=8, seed=99))
     assert any(abs(one[i].log_prob - other[i].log_prob) > 1e-6 for i in one)
     # With many samples the log of the mean probability, which sampling by hand also gives.

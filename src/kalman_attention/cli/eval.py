@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-import os
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +61,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tasks(args: argparse.Namespace, found: "Checkpoint") -> dict[str, Any]:
-    os.environ.setdefault("TQDM_DISABLE", "1")  # the harness draws eight bars
     try:
         from kalman_attention.evaluation.zero_shot import HarnessModel, evaluate_zero_shot
     except ModuleNotFoundError as error:

@@ -1,6 +1,7 @@
 """Log-probabilities of texts under a model: of continuations, and of whole documents."""
 
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -45,7 +46,7 @@ def continuations(
         batch_size: rows of a batch.
         max_length: tokens the model may read; longer requests lose tokens on the left.
         num_samples: posterior samples (KLA+): the log of the mean probability. 0 for the mean.
-        seed: of the samples; every request has its own stream.
+        seed: of the samples; every request has a stream of its own, whatever the others are.
 
     Yields:
         Places in ``requests``, and what was found there.
@@ -63,7 +64,7 @@ def continuations(
             for i, text in zip(chosen, texts, strict=True)
         ]
         targets = [torch.tensor(requests[i][1], device=device) for i in chosen]
-        seeds = [seed + i for i in chosen] if num_samples else None
+        seeds = [_own_seed(seed, requests[i]) for i in chosen] if num_samples else None
         decoded = _decode(model, rows.to(device), spans, targets, num_samples, seeds)
         yield from zip(chosen, decoded, strict=True)
 
@@ -118,6 +119,10 @@ def _decode(
     greedy = torch.split(torch.cat(hits), sizes)
     for total, hit in zip(sums, greedy, strict=True):
         yield Likelihood(total.sum().item(), bool(hit.all()))
+
+
+def _own_seed(seed: int, request: tuple[list[int], list[int]]) -> int:
+    return seed + zlib.crc32(repr(request).encode())
 
 
 def _generator(model: LanguageModel, seed: int) -> torch.Generator:

@@ -1,6 +1,7 @@
 """Zero-shot scores by lm-evaluation-harness, from local files or from the hub."""
 
 import contextlib
+import io
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
@@ -197,11 +198,13 @@ def _by_name(tasks: list[Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the harness's remarks about options that are not used here."""
+    """Without the harness's bars, and its remarks about options that are not used here."""
     logger = logging.getLogger("lm_eval")
     before = logger.level
     logger.setLevel(logging.ERROR)
+    nowhere = io.StringIO()
     try:
-        yield
+        with contextlib.redirect_stderr(nowhere), contextlib.redirect_stdout(nowhere):
+            yield
     finally:
         logger.setLevel(before)
