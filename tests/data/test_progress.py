@@ -8,7 +8,8 @@ from kalman_attention.data.progress import Progress
 def test_share_rate_and_time_left():
     line = Progress("tokenising", 200_000_000).line(50_000_000, 25.0)
     assert line == "tokenising: 50.0 MB of 200.0 MB (25 %), 2.0 MB/s, 1:15 left"
-    assert Progress("reading", None, " docs").line(1500, 1.0) == "reading: 1.5 k docs, 1.5 k docs/s"
+    assert Progress("reading", None, "docs").line(1500, 1.0) == "reading: 1.5 k docs, 1.5 k docs/s"
+    assert Progress("reading", None, "docs").line(15, 1.0) == "reading: 15 docs, 15 docs/s"
 
 
 def test_an_earlier_run_does_not_count_for_the_rate():

@@ -76,7 +76,7 @@ def _tasks(args: argparse.Namespace, found: "Checkpoint") -> dict[str, Any]:
         max_length=args.max_length,
         num_samples=args.samples,
         seed=args.seed,
-        report=Progress("scoring", None, " requests").update,
+        report=Progress("scoring", None, "requests").update,
     )
     result = evaluate_zero_shot(harness, args.tasks, data=args.data, limit=args.limit)
     settings = ", ".join(f"{name} {value}" for name, value in result["settings"].items())
@@ -174,7 +174,7 @@ def _score_shards(args: argparse.Namespace, found: "Checkpoint") -> "TextScore":
     data = ShardedTokens(args.shards)
     data.check_tokenizer(found.tokenizer)
     total = TextScore(nats=0.0, tokens=0, bytes=0)
-    progress = Progress("scoring", data.index.total("tokens", VALIDATION), " tokens")
+    progress = Progress("scoring", data.index.total("tokens", VALIDATION), "tokens")
     count = 0
     for shard in data.shards(VALIDATION):
         tokens, offsets = data.tokens(shard), data.offsets(shard).tolist()

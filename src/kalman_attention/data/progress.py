@@ -39,10 +39,11 @@ class Progress:
     def line(self, done: int, seconds: float) -> str:
         """The text for so many units after so many seconds."""
         rate = (done - (self.first or 0)) / max(seconds, 1e-9)
-        parts = [f"{self.what}: {_short(done)}{self.unit}"]
+        parts = [f"{self.what}: {_short(done, self.unit)}"]
         if self.total:
-            parts[0] += f" of {_short(self.total)}{self.unit} ({100 * done / self.total:.0f} %)"
-        parts.append(f"{_short(rate)}{self.unit}/s")
+            share = 100 * done / self.total
+            parts[0] += f" of {_short(self.total, self.unit)} ({share:.0f} %)"
+        parts.append(f"{_short(rate, self.unit)}/s")
         if self.total and rate > 0:
             parts.append(f"{_clock((self.total - done) / rate)} left")
         return ", ".join(parts)
@@ -54,11 +55,11 @@ class Progress:
             self.file.flush()
 
 
-def _short(number: float) -> str:
+def _short(number: float, unit: str) -> str:
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
-            return f"{number / size:.1f} {letter}"
-    return f"{number:.0f} "
+            return f"{number / size:.1f} {letter}{unit if unit == 'B' else f' {unit}'}"
+    return f"{number:.0f} {unit}"
 
 
 def _clock(seconds: float) -> str:
