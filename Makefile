@@ -15,7 +15,8 @@ NATIVE := CMakeLists.txt $(wildcard src/kalman_attention/csrc/*.h src/kalman_att
 # xlstm asks for CUDA kernels that its mLSTM, to which ours is compared, does not need.
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench,dev,hf,plot]'
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt \
+		-e '.[bench,dev,eval,plot]'
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-deps xlstm
 	@touch $@
 

@@ -45,6 +45,7 @@ ONLY_IN = {
     "xlstm": ("cli.bench_mixers",),
     "pickle": (),
     "torch.utils.tensorboard": ("train.metrics",),
+    "tokenizers": ("data",),
     "lm_eval": ("evaluation.zero_shot",),
     "triton": ("ops.triton",),
     "fla": ("baselines.fla_kernels",),

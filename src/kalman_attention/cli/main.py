@@ -4,7 +4,18 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from kalman_attention.cli import bench, check, demo, report, reproduce, sizes, task
+from kalman_attention.cli import (
+    bench,
+    check,
+    data,
+    demo,
+    generate,
+    report,
+    reproduce,
+    sizes,
+    task,
+)
+from kalman_attention.cli import eval as evaluate
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -15,16 +26,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return code
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = argparse.ArgumentParser(
-        prog="kla", description="Kalman linear attention: check, demonstrate, measure."
+        prog="kla",
+        description="Kalman linear attention: check, demonstrate, prepare, evaluate, measure.",
     )
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
-    for verb in (check, demo, task, sizes, reproduce, report, bench):
+    for verb in (
+        check,
+        demo,
+        task,
+        sizes,
+        reproduce,
+        report,
+        data,
+        evaluate,
+        generate,
+        bench,
+    ):
         name = verb.__name__.rpartition(".")[2]
         doc = (verb.__doc__ or "").split("\n", 1)[0]
         summary = doc.partition(": ")[2]

@@ -1,7 +1,8 @@
 """Text from a model: greedy or sampled, with how sure it was of every token."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,14 +84,38 @@ class _Look(NamedTuple):
     variance: Tensor | None
     states: tuple[object, ...]
 
-    def forget_all_but(self, token: Tensor) -> "_Look":
-        """Keep the log-probability of ``token`` only, and no states."""
-        log_prob = self.prediction.log_probs.gather(-1, token.unsqueeze(-1)).squeeze(-1)
-        return _Look(self.prediction._replace(log_probs=log_prob), self.variance, ())
+    def at(self, token: Tensor) -> TokenUncertainty:
+        """How sure the model was of ``token``, ``[B]`` each."""
+        log_probs, entropy, aleatoric, epistemic = self.prediction
+        log_prob = log_probs.gather(-1, token.unsqueeze(-1)).squeeze(-1)
+        return TokenUncertainty(entropy, log_prob, self.variance, aleatoric, epistemic)
+
+
+def generate(
+    model: "LanguageModel",
+    input_ids: Tensor,
+    *,
+    max_new_tokens: int,
+    output_uncertainty: bool = False,
+    **options: Any,
+) -> Generation:
+    """Continue prompts; see ``LanguageModel.generate``."""
+    found = list(
+        stream(
+            model,
+            input_ids,
+            max_new_tokens=max_new_tokens,
+            output_uncertainty=output_uncertainty,
+            **options,
+        )
+    )
+    chosen = torch.stack([step.tokens for step in found], 1) if found else input_ids[:, :0]
+    looks = [step.uncertainty for step in found if step.uncertainty is not None]
+    return Generation(chosen, _gather(looks, chosen) if output_uncertainty else None)
 
 
 @torch.no_grad()
-def generate(
+def stream(
     model: "LanguageModel",
     input_ids: Tensor,
     *,
@@ -101,8 +126,13 @@ def generate(
     generator: torch.Generator | None = None,
     num_samples: int = 0,
     output_uncertainty: bool = False,
-) -> Generation:
-    """Continue prompts; see ``LanguageModel.generate``."""
+) -> Iterator[Generation]:
+    """Continue prompts one token at a time; arguments as for ``LanguageModel.generate``.
+
+    Yields:
+        The next token of every row, ``[B]``, until all rows have stopped; a row that has stopped
+        goes on with the stop token.
+    """
     B, T = input_ids.shape
     if T == 0 or (mask is not None and not bool(mask.any(1).all())):
         raise ValueError("every prompt needs at least one token, such as the start-of-text token.")
@@ -110,20 +140,15 @@ def generate(
     reader = _Reader(model, num_samples, output_uncertainty, generator)
     look = reader.prompt(input_ids, mask, T + max_new_tokens)
     alive = torch.ones(B, dtype=torch.bool, device=input_ids.device)
-    tokens, looks = [], []
     for i in range(max_new_tokens):
         token = sampling.choose(look.prediction.log_probs, generator)
         if stop_token is not None:
             token = torch.where(alive, token, stop_token)
             alive = alive & (token != stop_token)
-        tokens.append(token)
-        if output_uncertainty:
-            looks.append(look.forget_all_but(token))
+        yield Generation(token, look.at(token) if output_uncertainty else None)
         if i + 1 == max_new_tokens or not bool(alive.any()):
             break
         look = reader.step(token, look.states, None if stop_token is None else alive)
-    chosen = torch.stack(tokens, 1) if tokens else input_ids[:, :0]
-    return Generation(chosen, _gather(looks, chosen) if output_uncertainty else None)
 
 
 class _Reader:
@@ -173,19 +198,10 @@ class _Reader:
         return _Look(prediction, variance.float().mean(-1), states)
 
 
-def _gather(looks: list[_Look], tokens: Tensor) -> TokenUncertainty:
-    def stack(values: list[Tensor | None]) -> Tensor | None:
-        known = [value for value in values if value is not None]
-        return torch.stack(known, 1) if known else None
-
+def _gather(looks: list[TokenUncertainty], tokens: Tensor) -> TokenUncertainty:
     if not looks:
         empty = tokens.new_zeros(tokens.shape, dtype=torch.float32)
         return TokenUncertainty(empty, empty, None, None, None)
-    seen = [look.prediction for look in looks]
-    return TokenUncertainty(
-        entropy=torch.stack([p.entropy for p in seen], 1),
-        log_prob=torch.stack([p.log_probs for p in seen], 1),
-        variance=stack([look.variance for look in looks]),
-        aleatoric=stack([p.aleatoric for p in seen]),
-        epistemic=stack([p.epistemic for p in seen]),
+    return TokenUncertainty._make(
+        None if column[0] is None else torch.stack(column, 1) for column in zip(*looks, strict=True)
     )

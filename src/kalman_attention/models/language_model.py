@@ -121,7 +121,7 @@ class LanguageModel(BlockStack):
         x = self.norm(x)
         kept = x if logits_to_keep is None else x[:, max(0, x.shape[1] - logits_to_keep) :]
         return ModelOutput(
-            self._logits(kept), tuple(new), x, tuple(variances) if return_variances else None
+            self.head_logits(kept), tuple(new), x, tuple(variances) if return_variances else None
         )
 
     def prefill(
@@ -135,7 +135,7 @@ class LanguageModel(BlockStack):
             place = torch.arange(mask.shape[1], device=mask.device)
             index = torch.where(mask, place, -1).amax(1).clamp(min=0)
             last = found.hidden[torch.arange(len(index), device=mask.device), index]
-        return ModelOutput(self._logits(last), found.states, last, None)
+        return ModelOutput(self.head_logits(last), found.states, last, None)
 
     def step(
         self,
@@ -159,7 +159,7 @@ class LanguageModel(BlockStack):
             variances.append(found.variance)
         x = self.norm(x)
         return ModelOutput(
-            self._logits(x), tuple(new), x, tuple(variances) if return_variances else None
+            self.head_logits(x), tuple(new), x, tuple(variances) if return_variances else None
         )
 
     def read(
@@ -249,7 +249,7 @@ class LanguageModel(BlockStack):
         if kind == "mean":
             found = self(input_ids, mask=mask, cu_seqlens=cu_seqlens, logits_to_keep=0)
             return posterior_mean_cross_entropy(
-                self._logits,
+                self.head_logits,
                 found.hidden,
                 targets,
                 chunk_size=chunk_size or 512,
@@ -373,11 +373,12 @@ class LanguageModel(BlockStack):
             )
         return states
 
-    def _logits(self, x: Tensor) -> Tensor:
+    def head_logits(self, x: Tensor) -> Tensor:
+        """Logits from the residual stream after the final norm (``ModelOutput.hidden``)."""
         logits: Tensor = self.head(x)
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits from the residual stream after the last block, ``[..., d_model]``."""
-        return self._logits(self.norm(x))
+        return self.head_logits(self.norm(x))

@@ -1,0 +1,105 @@
+"""``kla data``: turn text into shards of tokens for training, or check such shards."""
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kalman_attention.cli.table import render
+
+if TYPE_CHECKING:
+    from kalman_attention.data.shards import Index
+
+NANO_VOCABULARY = 4096
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the verb."""
+    parser.add_argument(
+        "inputs",
+        nargs="*",
+        metavar="INPUT",
+        help="text, JSONL or Parquet files (also .gz), folders of them, hub:NAME[:CONFIG[:SPLIT]], "
+        "or fineweb-edu; nothing: Python's standard library. `check DIR` verifies finished shards",
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/data"), help="folder to write")
+    parser.add_argument("--field", default="text", help="JSON field or column with the text")
+    parser.add_argument("--separator", help="what separates documents in plain text")
+    parser.add_argument(
+        "--document-bytes",
+        type=int,
+        default=100_000,
+        help="cut longer plain-text files at a line end (0: never)",
+    )
+    parser.add_argument("--tokenizer", help="folder, tokenizer.json or hub name; default: train")
+    parser.add_argument("--bos", help="start-of-text token, if the tokenizer names none")
+    parser.add_argument(
+        "--vocab",
+        type=int,
+        help=f"entries of a trained tokenizer (32768; {NANO_VOCABULARY} for the standard library)",
+    )
+    parser.add_argument("--tokenizer-characters", type=int, default=2_000_000_000)
+    parser.add_argument("--shard-tokens", type=int, default=1 << 23)
+    parser.add_argument(
+        "--validation",
+        type=int,
+        default=0,
+        metavar="N",
+        help="hold out every N-th document (0: the last shard)",
+    )
+    parser.add_argument("--workers", type=int, help="processes (default: one per core)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build, or check; print what the folder holds."""
+    try:
+        from kalman_attention.data import build, shards, sources
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error}: pip install 'kalman_attention[data]'") from error
+
+    if args.inputs[:1] == ["check"]:
+        if len(args.inputs) != 2:
+            raise ValueError("`kla data check` takes one folder.")
+        found = shards.ShardedTokens(args.inputs[1])
+        found.check()
+        _report(found.folder, found.index)
+        print("every checksum, document and id is as it should be")
+        return 0
+    inputs = (sources.FINEWEB_EDU,) if args.inputs == ["fineweb-edu"] else tuple(args.inputs)
+    options = build.BuildOptions(
+        corpus=sources.Corpus(
+            inputs=inputs,
+            text_field=args.field,
+            separator=args.separator and args.separator.encode().decode("unicode_escape"),
+            document_bytes=args.document_bytes,
+        ),
+        tokenizer=args.tokenizer,
+        bos=args.bos,
+        vocab_size=args.vocab or (32_768 if inputs else NANO_VOCABULARY),
+        tokenizer_characters=args.tokenizer_characters,
+        shard_tokens=args.shard_tokens,
+        validation=args.validation,
+    )
+    begin = time.monotonic()
+    index = build.build(args.out, options, workers=args.workers)
+    _report(args.out, index)
+    print(f"{time.monotonic() - begin:.0f} s")
+    return 0
+
+
+def _report(folder: Path, index: "Index") -> None:
+    rows = []
+    for split in ("train", "validation"):
+        count = sum(shard.split == split for shard in index.shards)
+        documents, tokens, size = (index.total(w, split) for w in ("documents", "tokens", "bytes"))
+        ratio = f"{size / max(tokens - documents, 1):.2f}"
+        rows.append([split, f"{count}", f"{documents:,}", f"{tokens:,}", f"{size:,}", ratio])
+    rule = f"the {index.split}" if index.split == "last shard" else index.split
+    print(f"{folder}: {index.vocab_size:,} tokens in the vocabulary, validation is {rule}")
+    print(render(["split", "shards", "documents", "tokens", "bytes", "bytes/token"], rows))
+    damaged = index.total("damaged")
+    if damaged:
+        print(
+            f"{damaged:,} documents were not valid UTF-8: {index.total('replaced'):,} places "
+            "became U+FFFD"
+        )

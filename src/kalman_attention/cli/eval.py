@@ -1,0 +1,189 @@
+"""``kla eval``: score a checkpoint: the paper's zero-shot tasks, or bits per byte of a text."""
+
+import argparse
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kalman_attention.cli.table import render
+from kalman_attention.data.progress import Progress
+from kalman_attention.evaluation import paper
+from kalman_attention.evaluation.benchmarks import BENCHMARKS
+
+if TYPE_CHECKING:
+    from kalman_attention.evaluation.checkpoint import Checkpoint
+    from kalman_attention.evaluation.likelihood import TextScore
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the verb."""
+    parser.add_argument("checkpoint", type=Path, help="folder with model and tokenizer")
+    parser.add_argument("--tokenizer", type=Path, help="where the tokenizer is, if not there")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--tasks", nargs="+", default=list(BENCHMARKS), metavar="TASK")
+    parser.add_argument("--data", type=Path, help="folder with local task files (else: the hub)")
+    parser.add_argument("--limit", type=int, help="only the first so many items (the paper: 500)")
+    parser.add_argument(
+        "--bos",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="begin every context with start of text",
+    )
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--max-length", type=int, default=2048, help="tokens the model may read")
+    parser.add_argument("--samples", type=int, default=0, help="posterior samples (KLA+)")
+    parser.add_argument("--seed", type=int, default=0, help="of the samples")
+    parser.add_argument("--text", type=Path, nargs="+", help="bits per byte of these files instead")
+    parser.add_argument("--shards", type=Path, help="bits per byte of a validation split instead")
+    parser.add_argument(
+        "--stride",
+        type=int,
+        help="for bits per byte: windows that forget (default: the state is carried on)",
+    )
+    parser.add_argument("--out", type=Path, help="write the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Score and print; write JSON if asked."""
+    from kalman_attention.evaluation.checkpoint import load_checkpoint
+
+    if args.out and not args.out.parent.is_dir():
+        args.out.parent.mkdir(parents=True)
+    found = load_checkpoint(args.checkpoint, tokenizer=args.tokenizer, device=args.device)
+    result = _texts(args, found) if args.text or args.shards else _tasks(args, found)
+    result = {"checkpoint": str(args.checkpoint), **result}
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        print(f"\nwritten: {args.out}")
+    return 0
+
+
+def _tasks(args: argparse.Namespace, found: "Checkpoint") -> dict[str, Any]:
+    try:
+        from kalman_attention.evaluation.zero_shot import HarnessModel, evaluate_zero_shot
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"zero-shot tasks need lm-evaluation-harness ({error}): pip install "
+            "'kalman_attention[eval]'"
+        ) from error
+    harness = HarnessModel(
+        found.model,
+        found.tokenizer,
+        bos=args.bos,
+        batch_size=args.batch_size,
+        max_length=args.max_length,
+        num_samples=args.samples,
+        seed=args.seed,
+        report=Progress("scoring", None, "requests").update,
+    )
+    result = evaluate_zero_shot(harness, args.tasks, data=args.data, limit=args.limit)
+    settings = ", ".join(f"{name} {value}" for name, value in result["settings"].items())
+    print(f"{args.checkpoint}: {settings}\n")
+    print(score_table(result["tasks"]))
+    if set(result["tasks"]) & set(BENCHMARKS):
+        print(f"\nbeside it, in per cent ({paper.SOURCE}, {paper.ITEMS} items per task):\n")
+        print(paper_table(args.checkpoint.name, result["tasks"]))
+    return result
+
+
+def score_table(tasks: dict[str, dict[str, Any]]) -> str:
+    """Every score with its standard error, in per cent."""
+
+    def cell(scores: dict[str, Any], name: str) -> str:
+        if name not in scores:
+            return "-"
+        error = scores.get(f"{name}_stderr")
+        if not isinstance(error, float) or math.isnan(error):
+            return f"{100 * scores[name]:.1f}"
+        return f"{100 * scores[name]:.1f} +- {100 * error:.1f}"
+
+    rows = [
+        [name, str(s["items"]), cell(s, "acc"), cell(s, "acc_norm"), s["metric"] or "-"]
+        for name, s in tasks.items()
+    ]
+    return render(["task", "items", "acc", "acc_norm", "in the paper"], rows)
+
+
+def paper_table(name: str, tasks: dict[str, dict[str, Any]]) -> str:
+    """The scores that the paper reports: ours first, the paper's below, each marked as such."""
+    chosen = [(i, b) for i, b in enumerate(BENCHMARKS.values()) if b.name in tasks]
+    ours = [100 * tasks[b.name][b.metric] for _, b in chosen]
+    rows = [["this run", name, *_cells(ours)]]
+    rows += [
+        ["paper", model, *_cells([scores[i] for i, _ in chosen])]
+        for model, scores in paper.SCORES.items()
+    ]
+    return render(["from", "model", *(b.title for _, b in chosen), "mean"], rows)
+
+
+def _cells(scores: list[float]) -> list[str]:
+    return [f"{score:.1f}" for score in (*scores, sum(scores) / len(scores))]
+
+
+def _texts(args: argparse.Namespace, found: "Checkpoint") -> dict[str, Any]:
+    how = "carried" if args.stride is None else f"windows of {args.max_length} by {args.stride}"
+    totals = {}
+    if args.shards:
+        totals[f"{args.shards} (validation)"] = _score_shards(args, found)
+    for path in args.text or ():
+        text = path.read_bytes().decode("utf-8-sig", "replace")
+        totals[str(path)] = _score(args, found, found.tokenizer.encode(text), len(text.encode()))
+    rows = [
+        [name, f"{s.bytes:,}", f"{s.tokens:,}", f"{s.bits_per_byte:.4f}", f"{s.perplexity:.2f}"]
+        for name, s in totals.items()
+    ]
+    print(render(["text", "bytes", "tokens", "bits per byte", "perplexity per token"], rows))
+    print(f"state: {how}; posterior samples: {args.samples}; start of text is not counted")
+    settings = {"state": how, "num_samples": args.samples, "seed": args.seed}
+    scores = {
+        name: {
+            "bits_per_byte": s.bits_per_byte,
+            "nats": s.nats,
+            "tokens": s.tokens,
+            "bytes": s.bytes,
+        }
+        for name, s in totals.items()
+    }
+    return {"settings": settings, "texts": scores}
+
+
+def _score(
+    args: argparse.Namespace, found: "Checkpoint", tokens: list[int], size: int
+) -> "TextScore":
+    from kalman_attention.evaluation.likelihood import TextScore, document_nats
+
+    nats = document_nats(
+        found.model,
+        found.tokenizer.bos,
+        tokens,
+        chunk=args.max_length,
+        stride=args.stride,
+        num_samples=args.samples,
+        seed=args.seed,
+    )
+    return TextScore(nats=nats, tokens=len(tokens), bytes=size)
+
+
+def _score_shards(args: argparse.Namespace, found: "Checkpoint") -> "TextScore":
+    """Every document of the validation split by itself."""
+    from kalman_attention.data.shards import VALIDATION, ShardedTokens
+    from kalman_attention.evaluation.likelihood import TextScore
+
+    data = ShardedTokens(args.shards)
+    data.check_tokenizer(found.tokenizer)
+    total = TextScore(nats=0.0, tokens=0, bytes=0)
+    progress = Progress("scoring", data.index.total("tokens", VALIDATION), "tokens")
+    count = 0
+    for shard in data.shards(VALIDATION):
+        tokens, offsets = data.tokens(shard), data.offsets(shard).tolist()
+        for begin, end in pairwise(offsets):
+            if args.limit is not None and count == args.limit:
+                break
+            ids = tokens[begin + 1 : end].tolist()
+            total += _score(args, found, ids, len(found.tokenizer.decode(ids).encode()))
+            progress.update(total.tokens)
+            count += 1
+    progress.close()
+    return total

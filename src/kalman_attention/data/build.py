@@ -1,0 +1,296 @@
+"""Documents into shards: in parallel, in order, and again from where it was when it was stopped.
+
+The result depends on the documents and the options only, not on the number of workers nor on how
+often the run was stopped. A shard counts as finished when its small ``.json`` file is there, which
+is written after the rest of it.
+"""
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kalman_attention.data.encoding import encode_all
+from kalman_attention.data.files import read_json, sweep, write_json
+from kalman_attention.data.progress import Progress
+from kalman_attention.data.shards import (
+    INDEX,
+    TRAIN,
+    VALIDATION,
+    Encoded,
+    Index,
+    Shard,
+    check_contents,
+    check_sizes,
+    token_dtype,
+    write_shard,
+)
+from kalman_attention.data.sources import Corpus, documents
+from kalman_attention.data.tokenizer import TOKENIZER, Tokenizer, train_tokenizer
+
+PLAN = "build.json"
+LAST = 0
+
+_LARGEST_SHARE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """What is built.
+
+    Attributes:
+        corpus: the documents.
+        tokenizer: folder, file or hub name of a tokenizer; None trains one.
+        bos: start-of-text token of that tokenizer, if it does not name one itself.
+        vocab_size: entries of a tokenizer that is trained.
+        tokenizer_characters: characters it is trained on, at most.
+        shard_tokens: tokens of a shard; the document that reaches it is the last.
+        validation: 0 keeps the last shard for validation (half a shard or more of a large corpus,
+            the last twentieth of a small one); n keeps every n-th document.
+    """
+
+    corpus: Corpus
+    tokenizer: str | None = None
+    bos: str | None = None
+    vocab_size: int = 32_768
+    tokenizer_characters: int = 2_000_000_000
+    shard_tokens: int = 1 << 23
+    validation: int = LAST
+
+    def __post_init__(self) -> None:
+        if self.shard_tokens < 1:
+            raise ValueError(f"a shard has at least one token, not {self.shard_tokens}.")
+        if self.validation < 0 or self.validation == 1:
+            raise ValueError(
+                "validation is 0 (the last shard) or n > 1 (every n-th document), not "
+                f"{self.validation}."
+            )
+
+    def split_of(self, place: int) -> str:
+        """The split of the document at a place of the corpus; train until the last shard is cut."""
+        held_out = self.validation and place % self.validation == self.validation - 1
+        return VALIDATION if held_out else TRAIN
+
+    def rule(self) -> str:
+        """How documents are divided, in words."""
+        return f"every {self.validation}th document" if self.validation else "last shard"
+
+
+def build(
+    folder: str | os.PathLike[str],
+    options: BuildOptions,
+    *,
+    workers: int | None = None,
+    quiet: bool = False,
+) -> Index:
+    """Tokenise a corpus into shards; run it again to go on after it was stopped.
+
+    Args:
+        folder: where; made if missing.
+        options: what to build.
+        workers: processes that tokenise; None for one per core.
+        quiet: print no progress.
+
+    Returns:
+        The index of the finished folder.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = options.corpus.describe()
+    if not sources:
+        raise ValueError("the corpus is empty: no file that could be read was found.")
+    _agree_on_plan(folder, {**asdict(options), "sources": sources})
+    sweep(folder)
+    tokenizer = _tokenizer(folder, options)
+    if (folder / INDEX).is_file():
+        return _finished(folder, tokenizer)
+    size = sum(source.get("bytes", 0) for source in sources)
+    progress = None if quiet else Progress("tokenising", size or None)
+    shards = _write_all(folder, options, tokenizer, workers or os.cpu_count() or 1, progress)
+    index = Index(
+        tokenizer=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        bos=tokenizer.bos,
+        dtype=token_dtype(tokenizer.vocab_size),
+        split=options.rule(),
+        sources=sources,
+        shards=shards,
+    )
+    index.write(folder)
+    return index
+
+
+def _agree_on_plan(folder: Path, plan: dict[str, Any]) -> None:
+    path = folder / PLAN
+    if not path.is_file():
+        return write_json(path, plan)
+    begun = read_json(path)
+    now = {**plan, "corpus": {**plan["corpus"], "inputs": list(plan["corpus"]["inputs"])}}
+    changed = [name for name in now if begun.get(name) != now[name]]
+    if changed:
+        raise ValueError(
+            f"{folder} was begun with another {' and another '.join(changed)}. Choose another "
+            "folder, or delete this one to build it anew."
+        )
+
+
+def _tokenizer(folder: Path, options: BuildOptions) -> Tokenizer:
+    if (folder / TOKENIZER).is_file():
+        return Tokenizer.load(folder)
+    if options.tokenizer is not None:
+        found = Tokenizer.load(options.tokenizer, bos=options.bos)
+    else:
+        texts = (
+            document.text
+            for place, document in enumerate(documents(options.corpus))
+            if options.split_of(place) == TRAIN
+        )
+        found = train_tokenizer(
+            texts, options.vocab_size, max_characters=options.tokenizer_characters
+        )
+    found.save(folder)
+    return found
+
+
+def _finished(folder: Path, tokenizer: Tokenizer) -> Index:
+    index = Index.read(folder)
+    for shard in index.shards:
+        check_sizes(folder, shard, index.dtype)
+    if index.tokenizer != tokenizer.fingerprint:
+        raise ValueError(f"{folder / TOKENIZER} is not the tokenizer that made the shards there.")
+    return index
+
+
+def _write_all(
+    folder: Path,
+    options: BuildOptions,
+    tokenizer: Tokenizer,
+    workers: int,
+    progress: Progress | None,
+) -> list[Shard]:
+    """Write the shards that are not there yet, and return all of them."""
+    writers = {split: _Writer(folder, split, options, tokenizer) for split in (TRAIN, VALIDATION)}
+    if options.validation == LAST:
+        writers[VALIDATION].restart()  # decided anew: it is what comes after the last for training
+        begin = writers[TRAIN].next
+    else:
+        begin = min(writer.next for writer in writers.values())
+    done = sum(writer.bytes for writer in writers.values())
+    for encoded in encode_all(folder, options.corpus, begin, tokenizer, workers):
+        writers[options.split_of(encoded.next - 1)].add(encoded)
+        done += encoded.bytes
+        if progress:
+            progress.update(done, f"{sum(len(w.shards) for w in writers.values())} shards")
+    if progress:
+        progress.close()
+    if options.validation == LAST:
+        writers[TRAIN].give_last(writers[VALIDATION])
+    for writer in writers.values():
+        writer.close()
+    found = [shard for writer in writers.values() for shard in writer.shards]
+    if not found:
+        raise ValueError("the corpus is empty: none of its documents has any text.")
+    for split, writer in writers.items():
+        if not writer.shards:
+            raise ValueError(
+                f"no document is left for {split}: the corpus has "
+                f"{sum(s.documents for s in found)} in all. Bring more, cut them smaller (a "
+                "separator, fewer bytes per document), or choose another validation."
+            )
+    return found
+
+
+class _Cut(NamedTuple):
+    """So many documents from the front, which have so many tokens."""
+
+    documents: int
+    tokens: int
+
+
+class _Writer:
+    """Collects the documents of a split and writes shard after shard."""
+
+    def __init__(
+        self, folder: Path, split: str, options: BuildOptions, tokenizer: Tokenizer
+    ) -> None:
+        self.folder, self.split, self.fingerprint = folder, split, tokenizer.fingerprint
+        self.budget = options.shard_tokens
+        self.dtype = token_dtype(tokenizer.vocab_size)
+        self.waiting: list[Encoded] = []
+        self.tokens = 0
+        self.restart()
+        while (found := self._kept()) is not None:
+            self.shards.append(found[0])
+            self.next = found[1]
+
+    def restart(self) -> None:
+        """Forget what an earlier run wrote."""
+        self.shards: list[Shard] = []
+        self.next = 0
+
+    @property
+    def bytes(self) -> int:
+        """Text in the shards that are written."""
+        return sum(shard.bytes for shard in self.shards)
+
+    def add(self, encoded: Encoded) -> None:
+        """Take a document, unless an earlier run has written it already."""
+        if encoded.next <= self.next or len(encoded.tokens) == 1:
+            return
+        self.waiting.append(encoded)
+        self.tokens += len(encoded.tokens)
+        # Half a shard stays back, so that the last one is never a mere remainder.
+        if self.tokens >= 1.5 * self.budget:
+            cut = self._first(self.budget)
+            if cut.tokens >= self.budget and self.tokens - cut.tokens >= self.budget / 2:
+                self._write(cut)
+
+    def give_last(self, other: "_Writer") -> None:
+        """Leave the last shard to another writer, but not more than a share of everything."""
+        total = self.tokens + sum(shard.tokens for shard in self.shards)
+        surplus = self.tokens - int(_LARGEST_SHARE * total)
+        if surplus > 0 and len(self.waiting) > 1:
+            self._write(self._first(surplus))
+        if self.shards:
+            other.waiting, other.tokens = self.waiting, self.tokens
+            self.waiting, self.tokens = [], 0
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self.waiting:
+            self._write(_Cut(len(self.waiting), self.tokens))
+
+    def _first(self, budget: int) -> "_Cut":
+        """The first documents until they reach a budget; one at least is taken, one stays."""
+        count = tokens = 0
+        while tokens < max(budget, 1) and count < len(self.waiting) - 1:
+            tokens += len(self.waiting[count].tokens)
+            count += 1
+        return _Cut(count, tokens)
+
+    def _write(self, cut: "_Cut") -> None:
+        chosen, self.waiting = self.waiting[: cut.documents], self.waiting[cut.documents :]
+        self.tokens -= cut.tokens
+        shard = write_shard(self.folder, self._name(), self.dtype, chosen)
+        note = {"tokenizer": self.fingerprint, "next": chosen[-1].next, "shard": asdict(shard)}
+        write_json(self._note(), note)
+        self.shards.append(shard)
+
+    def _name(self) -> str:
+        return f"{self.split}_{len(self.shards):05}"
+
+    def _note(self) -> Path:
+        return self.folder / f"{self._name()}.json"
+
+    def _kept(self) -> tuple[Shard, int] | None:
+        """The next shard if an earlier run has finished it and it is still whole."""
+        if not self._note().is_file():
+            return None
+        try:
+            note = read_json(self._note())
+            shard = Shard(**note["shard"])
+            check_sizes(self.folder, shard, self.dtype)
+            check_contents(self.folder, shard)
+        except (ValueError, KeyError, TypeError):
+            return None  # written again
+        return (shard, note["next"]) if note["tokenizer"] == self.fingerprint else None

@@ -1,0 +1,115 @@
+"""``kla generate``: text, repeatability, colours, and what stops it."""
+
+import io
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("tokenizers")
+
+from kalman_attention.cli import generate as verb
+from kalman_attention.cli.main import main
+from tests.evaluation.checkpoints import checkpoint, model, tokenizer
+
+SHORT = ["--max-tokens", "8"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(checkpoint(tmp_path_factory.mktemp("checkpoint")))
+
+
+def said(capsys, *given):
+    assert main(["generate", *given]) == 0
+    return capsys.readouterr().out
+
+
+def test_greedy_text_is_that_of_the_model(folder, capsys):
+    text = tokenizer()
+    prompt = "the filter"
+    ids = torch.tensor([[text.bos, *text.encode(prompt)]])
+    want = model().generate(ids, max_new_tokens=8, stop_token=text.bos).tokens[0].tolist()
+    found = said(capsys, folder, prompt, *SHORT, "--temperature", "0")
+    piece = text.stream()
+    assert found == prompt + "".join(piece(i) for i in want if i != text.bos) + "\n"
+
+
+def test_the_same_seed_gives_the_same_text(folder, capsys):
+    given = [folder, "the", *SHORT, "--top-k", "50", "--top-p", "0.9", "--seed"]
+    first = said(capsys, *given, "1")
+    assert first == said(capsys, *given, "1")
+    assert first != said(capsys, *given, "2")
+
+
+def test_prompt_from_standard_input(folder, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("values, them\n"))
+    assert said(capsys, folder, *SHORT).startswith("values, them")
+
+
+@pytest.mark.parametrize("kind", ["entropy", "aleatoric", "epistemic"])
+def test_uncertainty_in_numbers_where_there_are_no_colours(folder, capsys, kind):
+    found = said(capsys, folder, "the", *SHORT, "--seed", "3", "--uncertainty", kind)
+    legend, _, text = found.partition("\n")
+    assert legend == f"{kind} of each token in nats, in braces after it"
+    assert "{" in text
+    assert "\x1b" not in found
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("setting", "code"), [("truecolor", "38;2;"), ("", "38;5;")])
+def test_uncertainty_in_colours(folder, monkeypatch, setting, code):
+    monkeypatch.setenv("COLORTERM", setting)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    assert main(["generate", folder, "the", *SHORT, "--uncertainty"]) == 0
+    found = screen.getvalue()
+    assert found.startswith("entropy in nats: ")
+    assert found.count(f"\x1b[{code}") == found.count("\x1b[0m") > 5
+    # The surest and the least sure level have different colours.
+    paint = verb._painter("entropy")
+    assert paint("x", 0.0) != paint("x", 5.9)
+    assert paint("x", 5.9) == paint("x", 100.0)
+
+
+def test_no_color_is_respected(folder, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    assert main(["generate", folder, "the", *SHORT, "--uncertainty"]) == 0
+    assert "\x1b" not in screen.getvalue()
+
+
+def test_interrupted(folder, capsys, monkeypatch):
+    import kalman_attention.models.generation as generation
+
+    real = generation.stream
+
+    def stream(*args, **options):
+        yield next(real(*args, **options))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generation, "stream", stream)
+    assert main(["generate", folder, "the", *SHORT]) == 130
+    found = capsys.readouterr()
+    assert found.out.startswith("the")
+    assert found.out.endswith("\n")
+    assert found.err == "interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--temperature", "-1"], "at least 0"),
+        (["--top-k", "0"], "at least one token"),
+        (["--top-p", "1.5"], "a probability"),
+    ],
+)
+def test_refused_options(folder, capsys, given, message):
+    assert main(["generate", folder, "the", *given]) == 1
+    assert message in capsys.readouterr().err
