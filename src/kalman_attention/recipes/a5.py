@@ -12,7 +12,7 @@ from kalman_attention.baselines.mamba import MambaConfig
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.nn.config import KLALayerConfig
 from kalman_attention.recipes.cell import Cell
-from kalman_attention.recipes.experiment import Experiment, Scale, best
+from kalman_attention.recipes.experiment import Experiment, Scale, best, notes
 from kalman_attention.recipes.table import Table
 from kalman_attention.recipes.task_run import TaskRun
 from kalman_attention.tasks.registry import make_task
@@ -155,16 +155,17 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
             found = [best(results, model=model, depth=f"{depth}blocks", length=k) for k in lengths]
             rows.append([model, str(depth), *(_share(result) for result in found)])
         fewest.append([model, *(_fewest(results, setting, model, k) for k in lengths)])
-    notes = ["share of whole sequences right, and of tokens without BOS", *changes(scale)]
+    below = ["share of whole sequences right, and of tokens without BOS"]
+    below += notes(scale, setting.changes)
     header = [f"length {length}" for length in setting.lengths]
     return [
-        Table("A5, sequence / token accuracy, %", ["model", "blocks", *header], rows, notes),
-        Table("A5, fewest blocks with 90 % of sequences right", ["model", *header], fewest, notes),
+        Table("A5, sequence / token accuracy, %", ["model", "blocks", *header], rows, below),
+        Table("A5, fewest blocks with 90 % of sequences right", ["model", *header], fewest, below),
         Table(
             "A5, accuracy at each position, %",
             ["run", "positions 1, 2, ..."],
             _by_position(results),
-            changes(scale),
+            notes(scale, SCALES[scale].changes),
         ),
     ]
 
@@ -196,16 +197,10 @@ def _fewest(results: Sequence[dict[str, Any]], setting: A5Scale, model: str, len
     return f"> {max(depth for depth, _ in tried)}" if tried else "-"
 
 
-def changes(scale: Scale) -> list[str]:
-    """What the scale changed."""
-    return [f"scale {scale}", *SCALES[scale].changes]
-
-
 EXPERIMENT = Experiment(
     name="a5",
     summary="products in the group A5: the fewest blocks that solve each length",
     source="fig:a5-min-layers",
     cells=cells,
     tables=tables,
-    changes=changes,
 )

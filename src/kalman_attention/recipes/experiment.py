@@ -22,7 +22,6 @@ class Experiment:
         source: where it stands in the paper, as a label of its LaTeX.
         cells: all cells at a scale.
         tables: tables from the results that are there, which may be few.
-        changes: what a scale changed of the published protocol, in words, for the table.
     """
 
     name: str
@@ -30,7 +29,11 @@ class Experiment:
     source: str
     cells: Callable[[Scale], Sequence[Cell]]
     tables: Callable[[Scale, Sequence[dict[str, Any]]], list[Table]]
-    changes: Callable[[Scale], list[str]]
+
+
+def notes(scale: Scale, changes: Sequence[str]) -> list[str]:
+    """What stands below a table: the scale, and what it changed of the published protocol."""
+    return [f"scale {scale}", *changes]
 
 
 def best(

@@ -8,12 +8,11 @@ from typing import Any
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.matching import PAPER_MODELS
 from kalman_attention.recipes.cell import Cell
-from kalman_attention.recipes.experiment import Experiment, Scale, mean_of_best
+from kalman_attention.recipes.experiment import Experiment, Scale, mean_of_best, notes
 from kalman_attention.recipes.published import MAD, MAD_TASKS
 from kalman_attention.recipes.table import Table, percent
-from kalman_attention.recipes.task_run import TaskRun
+from kalman_attention.recipes.task_run import TaskRun, published_training
 from kalman_attention.tasks.registry import make_task
-from kalman_attention.train.config import TrainConfig
 
 MODELS = tuple(MAD)
 """Rows of the table; ``kla+`` is KLA trained and decoded by its marginal likelihood."""
@@ -117,15 +116,8 @@ def task_run(
         model=model,
         loss="marginal" if marginal else "mean",
         batch_size=suite.batch_size,
-        training=TrainConfig(
-            epochs=scale.epochs,
-            lr=rate,
-            clip=5.0,
-            eval_every="epoch",
-            monitor="accuracy",
-            patience=scale.patience,
-            target=0.999,
-            seed=seed,
+        training=published_training(
+            epochs=scale.epochs, seed=seed, lr=rate, patience=scale.patience
         ),
     )
 
@@ -172,13 +164,10 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
             rows.append([model, *cells])
         brackets = " (paper)" if metric == "accuracy" else ""
         header = ["model", *(task.replace("_", " ") for task in MAD_TASKS)]
-        found.append(Table(f"MAD, {title}, %{brackets}", header, rows, changes(scale)))
+        found.append(
+            Table(f"MAD, {title}, %{brackets}", header, rows, notes(scale, SCALES[scale].changes))
+        )
     return found
-
-
-def changes(scale: Scale) -> list[str]:
-    """What the scale changed."""
-    return [f"scale {scale}", *SCALES[scale].changes]
 
 
 EXPERIMENT = Experiment(
@@ -187,5 +176,4 @@ EXPERIMENT = Experiment(
     source="tab:accuracy-heatmap",
     cells=cells,
     tables=tables,
-    changes=changes,
 )

@@ -6,12 +6,11 @@ from typing import Any
 
 from kalman_attention.models.matching import PAPER_MODELS, PaperModel
 from kalman_attention.recipes.cell import Cell
-from kalman_attention.recipes.experiment import Experiment, Scale, mean_of_best
+from kalman_attention.recipes.experiment import Experiment, Scale, mean_of_best, notes
 from kalman_attention.recipes.published import MQAR_KLA_256
 from kalman_attention.recipes.table import Table, percent
-from kalman_attention.recipes.task_run import TaskRun
+from kalman_attention.recipes.task_run import TaskRun, published_training
 from kalman_attention.tasks.registry import make_task
-from kalman_attention.train.config import TrainConfig
 
 MODELS = ("gated_deltanet", "gla", "mamba", "kla")
 
@@ -78,15 +77,8 @@ def cells(scale: Scale) -> list[Cell]:
                     task_options=setting.options,
                     model=_row(name, width).model("matched", vocab_size=vocabulary),
                     batch_size=batch_size,
-                    training=TrainConfig(
-                        epochs=setting.epochs,
-                        lr=1e-3,
-                        clip=5.0,
-                        eval_every="epoch",
-                        monitor="accuracy",
-                        patience=setting.patience,
-                        target=0.999,
-                        seed=seed,
+                    training=published_training(
+                        epochs=setting.epochs, seed=seed, patience=setting.patience
                     ),
                 )
                 labels = {"model": name, "width": f"d{width}", "seed": f"seed{seed}"}
@@ -109,12 +101,14 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
         shown = (percent(v, known.get(d)) for v, d in zip(values, widths, strict=True))
         rows.append([model, *shown])
     header = ["model", *(f"d = {width}" for width in widths)]
-    return [Table("Long-context recall, accuracy, % (paper)", header, rows, changes(scale))]
-
-
-def changes(scale: Scale) -> list[str]:
-    """What the scale changed."""
-    return [f"scale {scale}", *SCALES[scale].changes]
+    return [
+        Table(
+            "Long-context recall, accuracy, % (paper)",
+            header,
+            rows,
+            notes(scale, SCALES[scale].changes),
+        )
+    ]
 
 
 EXPERIMENT = Experiment(
@@ -123,5 +117,4 @@ EXPERIMENT = Experiment(
     source="fig:mqar-results",
     cells=cells,
     tables=tables,
-    changes=changes,
 )

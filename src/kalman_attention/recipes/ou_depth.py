@@ -7,11 +7,10 @@ from typing import Any, Literal
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.nn.config import KLALayerConfig
 from kalman_attention.recipes.cell import Cell
-from kalman_attention.recipes.experiment import Experiment, Scale, mean_of_best
+from kalman_attention.recipes.experiment import Experiment, Scale, mean_of_best, notes
 from kalman_attention.recipes.table import Table, percent
-from kalman_attention.recipes.task_run import TaskRun
+from kalman_attention.recipes.task_run import TaskRun, published_training
 from kalman_attention.tasks.registry import make_task
-from kalman_attention.train.config import TrainConfig
 
 _VARIANTS: tuple[Literal["ou", "none"], ...] = ("ou", "none")
 
@@ -89,16 +88,7 @@ def _run(setting: DepthScale, depth: int, variant: Literal["ou", "none"], seed: 
             vocab_size=vocabulary, d_model=d_model, plan=("kla",) * depth, kla=layer
         ),
         batch_size=172,
-        training=TrainConfig(
-            epochs=setting.epochs,
-            lr=1e-3,
-            clip=5.0,
-            eval_every="epoch",
-            monitor="accuracy",
-            patience=70,
-            target=0.999,
-            seed=seed,
-        ),
+        training=published_training(epochs=setting.epochs, seed=seed),
     )
 
 
@@ -113,12 +103,14 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
         for variant in _VARIANTS
     ]
     header = ["dynamics", *(f"{depth} blocks" for depth in depths)]
-    return [Table("Selective copying over depth, accuracy, %", header, rows, changes(scale))]
-
-
-def changes(scale: Scale) -> list[str]:
-    """What the scale changed."""
-    return [f"scale {scale}", *SCALES[scale].changes]
+    return [
+        Table(
+            "Selective copying over depth, accuracy, %",
+            header,
+            rows,
+            notes(scale, SCALES[scale].changes),
+        )
+    ]
 
 
 EXPERIMENT = Experiment(
@@ -127,5 +119,4 @@ EXPERIMENT = Experiment(
     source="fig:ou-ablation",
     cells=cells,
     tables=tables,
-    changes=changes,
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 from kalman_attention.recipes import mad
 from kalman_attention.recipes.cell import Cell
-from kalman_attention.recipes.experiment import Experiment, Scale, mean_of_best
+from kalman_attention.recipes.experiment import Experiment, Scale, mean_of_best, notes
 from kalman_attention.recipes.published import MAD_TASKS, PROCESS_NOISE
 from kalman_attention.recipes.table import Table, percent
 from kalman_attention.recipes.task_run import TaskRun
@@ -46,7 +46,14 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
     ]
     rows.append(["zero - learned", *(_difference(found, t) for t in MAD_TASKS)])
     header = ["process noise", *(task.replace("_", " ") for task in MAD_TASKS)]
-    return [Table("Process noise, accuracy, % (paper)", header, rows, mad.changes(scale))]
+    return [
+        Table(
+            "Process noise, accuracy, % (paper)",
+            header,
+            rows,
+            notes(scale, mad.SCALES[scale].changes),
+        )
+    ]
 
 
 def _difference(found: dict[str, dict[str, float | None]], task: str) -> str:
@@ -62,5 +69,4 @@ EXPERIMENT = Experiment(
     source="tab:process-noise-ablation",
     cells=cells,
     tables=tables,
-    changes=mad.changes,
 )

@@ -28,6 +28,25 @@ from kalman_attention.train.snapshot import load_weights
 Model: TypeAlias = LanguageModel | Autoencoder
 
 
+def published_training(
+    *, epochs: int, seed: int, lr: float = 1e-3, patience: int = 70
+) -> TrainConfig:
+    """What all synthetic experiments share, by default as published (``tab:training-hyperparams``).
+
+    An evaluation after every epoch; training ends at 99.9 %, as in MAD-Lab.
+    """
+    return TrainConfig(
+        epochs=epochs,
+        lr=lr,
+        clip=5.0,
+        eval_every="epoch",
+        monitor="accuracy",
+        patience=patience,
+        target=0.999,
+        seed=seed,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskRun:
     """A model, a task, and how to train the one on the other.
