@@ -90,6 +90,10 @@ SHAPES = {
     ),
     "masked": draw(3, 150, 4, 40)._replace(mask=torch.rand(3, 150) < 0.7),
     "few slots": draw(2, 100, 1, 300),
+    "cut in time": draw(2, 5000, 8, 12),
+    "documents cut in time": draw(1, 20_000, 4, 12, rows=2)._replace(
+        cu_seqlens=torch.tensor([0, 700, 20_000])
+    ),
 }
 EVERY_SHAPE = pytest.mark.parametrize("x", SHAPES.values(), ids=SHAPES.keys())
 
@@ -164,21 +168,22 @@ def test_calls_from_many_threads() -> None:
             assert all(torch.equal(a, b) for a, b in zip(flat(got), wanted, strict=True))
 
 
-def _in_child(queue: "multiprocessing.Queue[tuple[str, bytes]]") -> None:
+def _in_child(shape: str, queue: "multiprocessing.Queue[tuple[str, bytes]]") -> None:
     # Nothing but the kernel: torch's own parallel operations hang in a forked child, and filling
     # empty tensors with NaN is one of them.
     torch.use_deterministic_algorithms(False)
-    y = cpu.forward(SHAPES["model"], return_variance=False, save=False).y
+    y = cpu.forward(SHAPES[shape], return_variance=False, save=False).y
     queue.put((cpu.info().pool, y.numpy().tobytes()))
 
 
+@pytest.mark.parametrize("shape", ["model", "cut in time"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_works_after_fork() -> None:
+def test_works_after_fork(shape: str) -> None:
     torch.set_num_threads(2)
-    expected = cpu.forward(SHAPES["model"], return_variance=False, save=False).y
+    expected = cpu.forward(SHAPES[shape], return_variance=False, save=False).y
     context = multiprocessing.get_context("fork")
     queue: multiprocessing.Queue[tuple[str, bytes]] = context.Queue()
-    child = context.Process(target=_in_child, args=(queue,), daemon=True)
+    child = context.Process(target=_in_child, args=(shape, queue), daemon=True)
     child.start()
     pool, found = queue.get(timeout=60)
     child.join(timeout=60)

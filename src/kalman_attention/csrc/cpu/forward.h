@@ -15,7 +15,7 @@ struct ForwardScratch {
   Tiles<T, W> state;
   T *y, *y_var;
 
-  ForwardScratch(Arena& arena, const kla_scan_params& p, const Groups& groups)
+  ForwardScratch(Arena& arena, const Scan& p, const Groups& groups)
       : in(arena, groups.pitch(), p.N, p.T), state(arena, p.N, kForwardFields, groups.width) {
     const int64_t rows = std::min<int64_t>(p.T, KLA_CHUNK);
     y = arena.take<T>(rows * in.pitch);
@@ -30,7 +30,7 @@ KLA_INLINE T* state_row(const void* base, const kla_scan_params& p, int64_t r) {
 }
 
 template <class M, class T, int W>
-void forward_chunk(const kla_scan_params& p, ForwardScratch<T, W>& x) {
+void forward_chunk(const Scan& p, ForwardScratch<T, W>& x) {
   for (int64_t d = 0; d < x.in.size; d += W * kLanes<T>) {
     if constexpr (M::kHasVariance) {
       if (p.y_var) {
@@ -43,7 +43,7 @@ void forward_chunk(const kla_scan_params& p, ForwardScratch<T, W>& x) {
 }
 
 template <class M, class T, int W>
-void forward_task(const kla_scan_params& p, const Groups& groups, int64_t r, int64_t g,
+void forward_task(const Scan& p, const Groups& groups, int64_t r, int64_t g,
                   ForwardScratch<T, W>& x) {
   const Row row = row_at(p, r);
   const int64_t d0 = groups.begin(g), size = groups.size(g);
@@ -70,7 +70,7 @@ void forward_task(const kla_scan_params& p, const Groups& groups, int64_t r, int
 }
 
 template <class M, class T, int W>
-int run_forward(const kla_scan_params& p) {
+int forward_rows(const Scan& p) {
   const int64_t threads = useful_threads(p);
   const Groups groups(p, threads, W * kLanes<T>);
   Arena measure(nullptr);

@@ -26,7 +26,7 @@ struct Stage {
     for (T** x : {&k, &k2, &q}) *x = arena.take<T>(rows * N);
   }
 
-  void find_live(const kla_scan_params& p, const Row& row, int64_t chunk) {
+  void find_live(const Scan& p, const Row& row, int64_t chunk) {
     begin = row.t0 + chunk * KLA_CHUNK;
     tokens = std::min<int64_t>(row.length - chunk * KLA_CHUNK, KLA_CHUNK);
     count = 0;
@@ -47,15 +47,17 @@ struct Stage {
     });
   }
 
+  // A missing array reads as zero.
   void load_channels(const kla_array& x, const Row& row, int64_t d0, T* dst) const {
-    load_rows(x, row, d0, size, pitch, dst);
+    if (x.data == nullptr) std::fill(dst, dst + count * pitch, T(0));
+    else load_rows(x, row, d0, size, pitch, dst);
   }
 
   void load_slots(const kla_array& x, const Row& row, T* dst) const {
     load_rows(x, row, 0, N, N, dst);
   }
 
-  void load_chunk(const kla_scan_params& p, const Row& row, int64_t chunk, int64_t d0, int64_t size_) {
+  void load_chunk(const Scan& p, const Row& row, int64_t chunk, int64_t d0, int64_t size_) {
     size = size_;
     find_live(p, row, chunk);
     load_channels(p.v, row, d0, v);
@@ -67,7 +69,7 @@ struct Stage {
   }
 
   // Writes src[j, :] to the live tokens of a contiguous [B, T, D] array and zeros to the masked ones.
-  void store_channels(const kla_scan_params& p, const Row& row, int64_t d0, const T* src, void* out,
+  void store_channels(const Scan& p, const Row& row, int64_t d0, const T* src, void* out,
                       int64_t dtype) const {
     with_type(out, dtype, [&](auto* data) {
       auto* dst = data + (row.b * p.T + begin) * p.D + d0;
