@@ -2,6 +2,7 @@
 
 import itertools
 import multiprocessing
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -130,6 +131,29 @@ def test_strided_inputs_are_read_in_place() -> None:
         assert torch.equal(got, wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("D", [32, 64, 192])
+def test_whole_tiles_are_used_where_they_are(D: int, dtype: torch.dtype) -> None:
+    # Odd offsets and row lengths, so that no row is aligned to a vector. Padding at both ends puts
+    # a masked token into every chunk: those go through copies.
+    x = draw(2, 90, 4, D, dtype=dtype)
+    wide = torch.randn(2, 90, 2 * D + 5, dtype=dtype)
+    lam_v = torch.rand(2, 90, D + 1, dtype=dtype)[..., 1:]
+    strided = x._replace(v=wide[..., 3 : 3 + D], lam_v=lam_v)
+    mask = torch.ones(2, 92, dtype=torch.bool)
+    mask[:, [0, 91]] = False
+    longer = [torch.nn.functional.pad(t, (0, 0, 1, 1)) for t in strided[:4]]
+    copied = ScanInputs(*longer, *strided[4:8], mask, None)
+    direct = cpu.forward(strided, return_variance=True, save=True)
+    through = cpu.forward(copied, return_variance=True, save=True)
+    assert direct.y_var is not None
+    assert through.y_var is not None
+    assert torch.equal(direct.y, through.y[:, 1:91])
+    assert torch.equal(direct.y_var, through.y_var[:, 1:91])
+    assert torch.equal(direct.mean, through.mean)
+    assert torch.equal(direct.variance, through.variance)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_step_is_one_token_of_the_scan(dtype: torch.dtype) -> None:
     x = draw(3, 1, 5, 37, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
@@ -200,6 +224,47 @@ def test_failures_become_exceptions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu.call, "ABI_VERSION", 99)
     with pytest.raises(RuntimeError, match="different versions"):
         cpu.forward(draw(1, 3, 2, 4), return_variance=False, save=False)
+
+
+OUT_OF_MEMORY = """
+import resource, torch
+from kalman_attention.ops import cpu
+from kalman_attention.ops.cpu import call
+torch.set_num_threads(1)
+R, N, D = 64, 1024, 64
+one, belief = torch.ones(R, 1, D), torch.ones(R, N, D)
+keys, dynamics = torch.ones(R, 1, N), torch.full((N, D), 0.5)
+scan = call.Call(call.KALMAN, one, one, keys, keys, dynamics, dynamics, belief, belief, None, None)
+saved = call.new_checkpoints(scan, 2)
+outputs = call.Outputs(torch.empty(R, 1, D), None, *torch.empty(2, R, N, D), saved)
+grads = tuple(torch.empty(t.shape) for t in scan[1:9])
+def forward():
+    call.run_forward(scan, outputs, "auto", "auto")
+def backward():
+    call.run_backward(scan, saved, (one, None, None, None), grads, "auto", "auto")
+forward(), backward()
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(),) * 2)
+for run in (forward, backward):
+    try:
+        run()
+    except MemoryError as error:
+        print(run.__name__, error)
+"""
+
+
+@pytest.mark.skipif("KLA_CPU_LIBRARY" in os.environ, reason="sanitizers reserve address space")
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+def test_a_real_failure_to_allocate_is_a_memory_error() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", OUT_OF_MEMORY],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["forward", "backward"]
+    assert all("not enough memory" in line for line in lines)
 
 
 def test_a_missing_library_is_explained(tmp_path: Path) -> None:

@@ -15,15 +15,15 @@ struct Kalman {
   // Time outside, slots inside: N * W independent chains hide the latency of the division, and the
   // state of a tile stays in L1.
   template <class T, int W, bool VAR>
-  static void forward(const Stage<T>& in, const Tiles<T, W>& state, int64_t d, T* y, T* y_var) {
+  static void forward(const Stage<T>& in, Rows<const T> v, Rows<const T> lam, const Tiles<T, W>& state,
+                      int64_t d, Rows<T> y, Rows<T> y_var) {
     using V = Vec<T>;
     constexpr int L = kLanes<T>, X = W * L;
     for (int64_t j = 0; j < in.count; ++j) {
-      const int64_t row = j * in.pitch + d;
       V lam_v[W], lv[W], y_acc[W], var_acc[W];
       for (int w = 0; w < W; ++w) {
-        lam_v[w] = load(in.lam_v + row + w * L);
-        lv[w] = load(in.lv + row + w * L);
+        lam_v[w] = load_any<V>(lam.data + j * lam.pitch + d + w * L);
+        lv[w] = lam_v[w] * load_any<V>(v.data + j * v.pitch + d + w * L);
         y_acc[w] = var_acc[w] = V{};
       }
       const T *k = in.k + j * in.N, *k2 = in.k2 + j * in.N, *q = in.q + j * in.N;
@@ -41,8 +41,8 @@ struct Kalman {
         }
       }
       for (int w = 0; w < W; ++w) {
-        store(y + row + w * L, y_acc[w]);
-        if (VAR) store(y_var + row + w * L, var_acc[w]);
+        store_any(y.data + j * y.pitch + d + w * L, y_acc[w]);
+        if (VAR) store_any(y_var.data + j * y_var.pitch + d + w * L, var_acc[w]);
       }
     }
   }

@@ -14,15 +14,15 @@ struct Linear {
   static constexpr bool kHasVariance = false;
 
   template <class T, int W, bool>
-  static void forward(const Stage<T>& in, const Tiles<T, W>& state, int64_t d, T* y, T*) {
+  static void forward(const Stage<T>& in, Rows<const T> v, Rows<const T> lam, const Tiles<T, W>& state,
+                      int64_t d, Rows<T> y, Rows<T>) {
     using V = Vec<T>;
     constexpr int L = kLanes<T>, X = W * L;
     for (int64_t j = 0; j < in.count; ++j) {
-      const int64_t row = j * in.pitch + d;
       V dt[W], dt_x[W], y_acc[W];
       for (int w = 0; w < W; ++w) {
-        dt[w] = load(in.lam_v + row + w * L);
-        dt_x[w] = load(in.lv + row + w * L);
+        dt[w] = load_any<V>(lam.data + j * lam.pitch + d + w * L);
+        dt_x[w] = dt[w] * load_any<V>(v.data + j * v.pitch + d + w * L);
         y_acc[w] = V{};
       }
       const T *b = in.k + j * in.N, *c = in.q + j * in.N;
@@ -37,7 +37,7 @@ struct Linear {
           y_acc[w] += cn * h;
         }
       }
-      for (int w = 0; w < W; ++w) store(y + row + w * L, y_acc[w]);
+      for (int w = 0; w < W; ++w) store_any(y.data + j * y.pitch + d + w * L, y_acc[w]);
     }
   }
 
