@@ -2,6 +2,7 @@
 
 import itertools
 import multiprocessing
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,6 +91,10 @@ SHAPES = {
     ),
     "masked": draw(3, 150, 4, 40)._replace(mask=torch.rand(3, 150) < 0.7),
     "few slots": draw(2, 100, 1, 300),
+    "cut in time": draw(2, 5000, 8, 12),
+    "documents cut in time": draw(1, 20_000, 4, 12, rows=2)._replace(
+        cu_seqlens=torch.tensor([0, 700, 20_000])
+    ),
 }
 EVERY_SHAPE = pytest.mark.parametrize("x", SHAPES.values(), ids=SHAPES.keys())
 
@@ -124,6 +129,29 @@ def test_strided_inputs_are_read_in_place() -> None:
     dense = x._replace(v=v.contiguous(), lam_v=lam_v.contiguous(), k=k.contiguous())
     for got, wanted in zip(flat(both(strided)), flat(both(dense)), strict=True):
         assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("D", [32, 64, 192])
+def test_whole_tiles_are_used_where_they_are(D: int, dtype: torch.dtype) -> None:
+    # Odd offsets and row lengths, so that no row is aligned to a vector. Padding at both ends puts
+    # a masked token into every chunk: those go through copies.
+    x = draw(2, 90, 4, D, dtype=dtype)
+    wide = torch.randn(2, 90, 2 * D + 5, dtype=dtype)
+    lam_v = torch.rand(2, 90, D + 1, dtype=dtype)[..., 1:]
+    strided = x._replace(v=wide[..., 3 : 3 + D], lam_v=lam_v)
+    mask = torch.ones(2, 92, dtype=torch.bool)
+    mask[:, [0, 91]] = False
+    longer = [torch.nn.functional.pad(t, (0, 0, 1, 1)) for t in strided[:4]]
+    copied = ScanInputs(*longer, *strided[4:8], mask, None)
+    direct = cpu.forward(strided, return_variance=True, save=True)
+    through = cpu.forward(copied, return_variance=True, save=True)
+    assert direct.y_var is not None
+    assert through.y_var is not None
+    assert torch.equal(direct.y, through.y[:, 1:91])
+    assert torch.equal(direct.y_var, through.y_var[:, 1:91])
+    assert torch.equal(direct.mean, through.mean)
+    assert torch.equal(direct.variance, through.variance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -164,21 +192,22 @@ def test_calls_from_many_threads() -> None:
             assert all(torch.equal(a, b) for a, b in zip(flat(got), wanted, strict=True))
 
 
-def _in_child(queue: "multiprocessing.Queue[tuple[str, bytes]]") -> None:
+def _in_child(shape: str, queue: "multiprocessing.Queue[tuple[str, bytes]]") -> None:
     # Nothing but the kernel: torch's own parallel operations hang in a forked child, and filling
     # empty tensors with NaN is one of them.
     torch.use_deterministic_algorithms(False)
-    y = cpu.forward(SHAPES["model"], return_variance=False, save=False).y
+    y = cpu.forward(SHAPES[shape], return_variance=False, save=False).y
     queue.put((cpu.info().pool, y.numpy().tobytes()))
 
 
+@pytest.mark.parametrize("shape", ["model", "cut in time"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_works_after_fork() -> None:
+def test_works_after_fork(shape: str) -> None:
     torch.set_num_threads(2)
-    expected = cpu.forward(SHAPES["model"], return_variance=False, save=False).y
+    expected = cpu.forward(SHAPES[shape], return_variance=False, save=False).y
     context = multiprocessing.get_context("fork")
     queue: multiprocessing.Queue[tuple[str, bytes]] = context.Queue()
-    child = context.Process(target=_in_child, args=(queue,), daemon=True)
+    child = context.Process(target=_in_child, args=(shape, queue), daemon=True)
     child.start()
     pool, found = queue.get(timeout=60)
     child.join(timeout=60)
@@ -195,6 +224,47 @@ def test_failures_become_exceptions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu.call, "ABI_VERSION", 99)
     with pytest.raises(RuntimeError, match="different versions"):
         cpu.forward(draw(1, 3, 2, 4), return_variance=False, save=False)
+
+
+OUT_OF_MEMORY = """
+import resource, torch
+from kalman_attention.ops import cpu
+from kalman_attention.ops.cpu import call
+torch.set_num_threads(1)
+R, N, D = 64, 1024, 64
+one, belief = torch.ones(R, 1, D), torch.ones(R, N, D)
+keys, dynamics = torch.ones(R, 1, N), torch.full((N, D), 0.5)
+scan = call.Call(call.KALMAN, one, one, keys, keys, dynamics, dynamics, belief, belief, None, None)
+saved = call.new_checkpoints(scan, 2)
+outputs = call.Outputs(torch.empty(R, 1, D), None, *torch.empty(2, R, N, D), saved)
+grads = tuple(torch.empty(t.shape) for t in scan[1:9])
+def forward():
+    call.run_forward(scan, outputs, "auto", "auto")
+def backward():
+    call.run_backward(scan, saved, (one, None, None, None), grads, "auto", "auto")
+forward(), backward()
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(),) * 2)
+for run in (forward, backward):
+    try:
+        run()
+    except MemoryError as error:
+        print(run.__name__, error)
+"""
+
+
+@pytest.mark.skipif("KLA_CPU_LIBRARY" in os.environ, reason="sanitizers reserve address space")
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+def test_a_real_failure_to_allocate_is_a_memory_error() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", OUT_OF_MEMORY],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["forward", "backward"]
+    assert all("not enough memory" in line for line in lines)
 
 
 def test_a_missing_library_is_explained(tmp_path: Path) -> None:

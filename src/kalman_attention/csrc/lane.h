@@ -15,6 +15,7 @@ template <class V>
 struct FilterStep {
   V s, mu;  // the new belief
   V r;      // 1 / (1 + phi P)
+  V e;      // b - phi a mu: what the token says beyond the prediction
 };
 
 // One token in moment form. P is a (a s) + p and never a^2 s + p: the rounding of a stored a^2 would
@@ -23,7 +24,10 @@ template <class V>
 KLA_LANE FilterStep<V> filter_step(V a, V p, V phi, V b, V s, V mu) {
   V P = a * (a * s) + p;
   V r = 1 / (1 + phi * P);
-  return {P * r, r * (a * mu + P * b), r};
+  V s_new = P * r;
+  V m = a * mu;
+  V e = b - phi * m;
+  return {s_new, m + s_new * e, r, e};
 }
 
 template <class V>
@@ -32,16 +36,15 @@ struct FilterGrad {
   V da, dp, db, dphi;
 };
 
-// Adjoint of filter_step. s and mu are the belief before the token, s_new the variance after it; dmu
-// and ds are the adjoints of the new belief. r comes from the replay: 1 - phi s_new would cancel.
+// Adjoint of filter_step. (s, mu) is the belief before the token and `next` what the step made of it;
+// dmu and ds are the adjoints of the new belief. No a^2 here either.
 template <class V>
-KLA_LANE FilterGrad<V> filter_adjoint(V a, V phi, V b, V s, V mu, V s_new, V r, V dmu, V ds) {
-  V g = r * dmu;
-  V gm = g * (a * mu);
-  V dS = ds + b * dmu;
-  V dP = r * (r * dS - phi * gm);
+KLA_LANE FilterGrad<V> filter_adjoint(V a, V s, V mu, const FilterStep<V>& next, V dmu, V ds) {
+  V g = next.r * dmu;
+  V dP = next.r * (next.r * (ds + next.e * dmu));
   V a_dP = a * dP;
-  return {a * g, a * a_dP, mu * g + s * (a_dP + a_dP), dP, s_new * dmu, -(s_new * (s_new * dS + gm))};
+  V dphi = -(next.s * (next.s * ds + next.mu * dmu));
+  return {a * g, a * a_dP, mu * g + s * (a_dP + a_dP), dP, next.s * dmu, dphi};
 }
 
 }  // namespace kla

@@ -20,7 +20,7 @@ struct BackwardScratch {
   T* path;
   T* slot_sums;
 
-  BackwardScratch(Arena& arena, const kla_scan_params& p, const Groups& groups)
+  BackwardScratch(Arena& arena, const Scan& p, const Groups& groups)
       : in(arena, groups.pitch(), p.N, p.T),
         state(arena, p.N, kBackwardFields, groups.width),
         sums(arena, std::min<int64_t>(p.T, KLA_CHUNK), p.N, in.pitch) {
@@ -38,7 +38,7 @@ struct Partials {
   double *da_total, *dp_total;  // [N, D]
   int64_t tokens;
 
-  Partials(Arena& arena, const kla_scan_params& p, const Groups& groups, const Waves& waves)
+  Partials(Arena& arena, const Scan& p, const Groups& groups, const Waves& waves)
       : tokens(waves.max_tokens()) {
     for (T** x : {&dk, &dq}) *x = arena.take<T>(groups.units * tokens * p.N);
     for (double** x : {&da, &dp}) *x = arena.take<double>(waves.max_rows() * p.N * p.D);
@@ -48,14 +48,14 @@ struct Partials {
 
 template <class M, class T, int W>
 struct Backward {
-  const kla_scan_params& p;
+  const Scan& p;
   const kla_scan_grads& g;
   const int64_t threads;
   const Groups groups;
   const Waves waves;
   Partials<T>* partials = nullptr;
 
-  Backward(const kla_scan_params& params, const kla_scan_grads& grads)
+  Backward(const Scan& params, const kla_scan_grads& grads)
       : p(params),
         g(grads),
         threads(useful_threads(params)),
@@ -78,11 +78,6 @@ struct Backward {
         }
         M::template adjoint<T, W, false>(x.in, x.state, d, n0, n1, x.path, first, x.sums);
       }
-  }
-
-  void load_output_grad(const kla_array& dy, const Row& row, int64_t d0, Scratch& x, T* dst) const {
-    if (dy.data) return x.in.load_channels(dy, row, d0, dst);
-    std::fill(dst, dst + x.in.count * x.in.pitch, T(0));
   }
 
   // dv = lam_v acc_v and dlam_v = acc_lam + v acc_v, in place.
@@ -118,8 +113,8 @@ struct Backward {
     x.state.load(kDa, nullptr, p.D, d0, size);
     x.state.load(kDp, nullptr, p.D, d0, size);
     x.in.load_chunk(p, row, c, d0, size);
-    load_output_grad(g.dy, row, d0, x, x.sums.dy);
-    if (g.dy_var.data) load_output_grad(g.dy_var, row, d0, x, x.sums.dy_var);
+    x.in.load_channels(g.dy, row, d0, x.sums.dy);
+    if (g.dy_var.data) x.in.load_channels(g.dy_var, row, d0, x.sums.dy_var);
     const int64_t token = waves.offset(wave, r) + c * KLA_CHUNK - wave.begin();
     for (int64_t d = 0; d < size; d += groups.unit) {
       adjoint_unit(d, std::min(size, d + groups.unit), x);
@@ -137,10 +132,10 @@ struct Backward {
     const int64_t end = std::min(wave.c1, row.chunks());
     if (end <= wave.c0 && wave.c0 > 0) return;
     const int64_t d0 = groups.begin(group), size = groups.size(group);
-    const auto read = [&](Field field, const void* src, int64_t at) {
+    const auto read = [&](int field, const void* src, int64_t at) {
       x.state.load(field, state_row<T>(src, p, at), p.D, d0, size);
     };
-    const auto write = [&](Field field, void* dst) {
+    const auto write = [&](int field, void* dst) {
       x.state.store(field, state_row<T>(dst, p, r), p.D, d0, size);
     };
     const bool last = end == row.chunks();  // nothing of this row has been walked yet
@@ -225,7 +220,7 @@ struct Backward {
       const int64_t chunks = waves.chunks(r0, r1), slice = waves.slice(r0, r1);
       int64_t c0 = chunks == 0 ? 0 : (chunks - 1) / slice * slice;
       for (; c0 >= 0; c0 -= slice)
-        run_wave({r0, r1, c0, c0 + slice}, scratch.data(), measure.used());
+        run_wave({r0, r1, c0, std::min(chunks, c0 + slice)}, scratch.data(), measure.used());
       reduce_dynamics(r1 - r0);
     }
     store_dynamics();

@@ -15,7 +15,7 @@ struct ForwardScratch {
   Tiles<T, W> state;
   T *y, *y_var;
 
-  ForwardScratch(Arena& arena, const kla_scan_params& p, const Groups& groups)
+  ForwardScratch(Arena& arena, const Scan& p, const Groups& groups)
       : in(arena, groups.pitch(), p.N, p.T), state(arena, p.N, kForwardFields, groups.width) {
     const int64_t rows = std::min<int64_t>(p.T, KLA_CHUNK);
     y = arena.take<T>(rows * in.pitch);
@@ -30,20 +30,29 @@ KLA_INLINE T* state_row(const void* base, const kla_scan_params& p, int64_t r) {
 }
 
 template <class M, class T, int W>
-void forward_chunk(const kla_scan_params& p, ForwardScratch<T, W>& x) {
-  for (int64_t d = 0; d < x.in.size; d += W * kLanes<T>) {
+void forward_chunk(const Scan& p, const Row& row, int64_t c, int64_t d0, int64_t size,
+                   ForwardScratch<T, W>& x) {
+  constexpr int64_t kTile = W * kLanes<T>;
+  x.in.begin_chunk(p, row, c, size);
+  const auto v = x.in.read_channels(p.v, row, d0, kTile, x.in.v);
+  const auto lam_v = x.in.read_channels(p.lam_v, row, d0, kTile, x.in.lam_v);
+  const auto y = x.in.write_channels(p, row, d0, kTile, p.y, p.v.dtype, x.y);
+  const auto y_var = x.in.write_channels(p, row, d0, kTile, p.y_var, p.v.dtype, x.y_var);
+  for (int64_t d = 0; d < size; d += kTile) {
     if constexpr (M::kHasVariance) {
       if (p.y_var) {
-        M::template forward<T, W, true>(x.in, x.state, d, x.y, x.y_var);
+        M::template forward<T, W, true>(x.in, v, lam_v, x.state, d, y, y_var);
         continue;
       }
     }
-    M::template forward<T, W, false>(x.in, x.state, d, x.y, x.y_var);
+    M::template forward<T, W, false>(x.in, v, lam_v, x.state, d, y, y_var);
   }
+  if (y.data == x.y) x.in.store_channels(p, row, d0, x.y, p.y, p.v.dtype);
+  if (p.y_var && y_var.data == x.y_var) x.in.store_channels(p, row, d0, x.y_var, p.y_var, p.v.dtype);
 }
 
 template <class M, class T, int W>
-void forward_task(const kla_scan_params& p, const Groups& groups, int64_t r, int64_t g,
+void forward_task(const Scan& p, const Groups& groups, int64_t r, int64_t g,
                   ForwardScratch<T, W>& x) {
   const Row row = row_at(p, r);
   const int64_t d0 = groups.begin(g), size = groups.size(g);
@@ -60,17 +69,14 @@ void forward_task(const kla_scan_params& p, const Groups& groups, int64_t r, int
   for (int64_t c = 0; c < row.chunks(); ++c) {
     write(kMu, p.checkpoints, row.chunk0 + c);
     if (M::kHasVariance) write(kS, p.checkpoints, num_chunks(p) + row.chunk0 + c);
-    x.in.load_chunk(p, row, c, d0, size);
-    forward_chunk<M, T, W>(p, x);
-    x.in.store_channels(p, row, d0, x.y, p.y, p.v.dtype);
-    if (p.y_var) x.in.store_channels(p, row, d0, x.y_var, p.y_var, p.v.dtype);
+    forward_chunk<M, T, W>(p, row, c, d0, size, x);
   }
   write(kMu, p.mean, r);
   write(kS, p.variance, r);
 }
 
 template <class M, class T, int W>
-int run_forward(const kla_scan_params& p) {
+int forward_rows(const Scan& p) {
   const int64_t threads = useful_threads(p);
   const Groups groups(p, threads, W * kLanes<T>);
   Arena measure(nullptr);

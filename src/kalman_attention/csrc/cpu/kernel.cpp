@@ -1,10 +1,9 @@
 // Compiled once per instruction set; KLA_ISA_NAMESPACE and KLA_VECTOR_BYTES come from the build.
 #include "kernels.h"
 
-#include "backward.h"
-#include "forward.h"
 #include "kalman.h"
 #include "linear.h"
+#include "segments.h"
 #include "step.h"
 
 namespace kla {
@@ -13,20 +12,27 @@ namespace {
 
 template <class M, class T, int W>
 struct ForwardCall {
-  static int run(const kla_scan_params& p) { return run_forward<M, T, W>(p); }
+  static int run(const Scan& p) {
+    return p.segments > 1 ? forward_segments<M, T, W>(p) : forward_rows<M, T, W>(p);
+  }
 };
 template <class M, class T, int W>
 struct BackwardCall {
-  static int run(const kla_scan_params& p, const kla_scan_grads& g) {
-    return Backward<M, T, W>(p, g).run();
+  static int run(const Scan& p, const kla_scan_grads& g) {
+    return p.segments > 1 ? backward_segments<M, T, W>(p, g) : Backward<M, T, W>(p, g).run();
   }
 };
+
+template <template <class, class, int> class Call, class M, class T, int W, class... Args>
+int with_segments(const kla_scan_params& p, const Args&... args) {
+  return Call<M, T, W>::run(Scan(p, segments_of(p, W * kLanes<T>)), args...);
+}
 
 // Few slots need wide tiles to have enough independent chains.
 template <template <class, class, int> class Call, class M, class T, class... Args>
 int with_width(const kla_scan_params& p, const Args&... args) {
-  if (p.N <= 2) return Call<M, T, 4>::run(p, args...);
-  return Call<M, T, 2>::run(p, args...);
+  if (p.N <= 2) return with_segments<Call, M, T, 4>(p, args...);
+  return with_segments<Call, M, T, 2>(p, args...);
 }
 
 template <template <class, class, int> class Call, class... Args>

@@ -14,15 +14,15 @@ struct Linear {
   static constexpr bool kHasVariance = false;
 
   template <class T, int W, bool>
-  static void forward(const Stage<T>& in, const Tiles<T, W>& state, int64_t d, T* y, T*) {
+  static void forward(const Stage<T>& in, Rows<const T> v, Rows<const T> lam, const Tiles<T, W>& state,
+                      int64_t d, Rows<T> y, Rows<T>) {
     using V = Vec<T>;
     constexpr int L = kLanes<T>, X = W * L;
     for (int64_t j = 0; j < in.count; ++j) {
-      const int64_t row = j * in.pitch + d;
       V dt[W], dt_x[W], y_acc[W];
       for (int w = 0; w < W; ++w) {
-        dt[w] = load(in.lam_v + row + w * L);
-        dt_x[w] = load(in.lv + row + w * L);
+        dt[w] = load_any<V>(lam.data + j * lam.pitch + d + w * L);
+        dt_x[w] = dt[w] * load_any<V>(v.data + j * v.pitch + d + w * L);
         y_acc[w] = V{};
       }
       const T *b = in.k + j * in.N, *c = in.q + j * in.N;
@@ -37,8 +37,40 @@ struct Linear {
           y_acc[w] += cn * h;
         }
       }
-      for (int w = 0; w < W; ++w) store(y + row + w * L, y_acc[w]);
+      for (int w = 0; w < W; ++w) store_any(y.data + j * y.pitch + d + w * L, y_acc[w]);
     }
+  }
+
+  // The summary of a segment: how much of h is left, and what is added to it (or to dh, backward).
+  template <class T, int W>
+  static void filter_map(const Stage<T>& in, const Tiles<T, W>& state, int64_t d) {
+    walk_map<T, W, kMu>(in, state, d, [&](int64_t j, int64_t n, int64_t at, Vec<T> decay, Vec<T> h, Vec<T>) {
+      return decay * h + in.k[j * in.N + n] * load(in.lv + at);
+    });
+  }
+
+  template <class T, int W>
+  static void adjoint_map(const Stage<T>& in, const Tiles<T, W>& state, int64_t d, const T* dy,
+                          const T*) {
+    walk_map<T, W, kDmu0>(in, state, d, [&](int64_t j, int64_t n, int64_t at, Vec<T>, Vec<T> sum, Vec<T> gain) {
+      return sum + gain * (in.q[j * in.N + n] * load(dy + at));
+    });
+  }
+
+  // Multiplies the gain by the decay of every token; next gives the new value of the other field.
+  template <class T, int W, int FIELD, class F>
+  static void walk_map(const Stage<T>& in, const Tiles<T, W>& state, int64_t d, F next) {
+    constexpr int L = kLanes<T>, X = W * L;
+    for (int64_t j = 0; j < in.count; ++j)
+      for (int64_t n = 0; n < in.N; ++n)
+        for (int w = 0; w < W; ++w) {
+          T* lane = state.at(d, n, 0) + w * L;
+          const int64_t at = j * in.pitch + d + w * L;
+          const Vec<T> decay = exp<T>(load(in.lam_v + at) * load(lane + kA * X));
+          const Vec<T> gain = decay * load(lane + kGain * X);
+          store(lane + kGain * X, gain);
+          store(lane + FIELD * X, next(j, n, at, decay, load(lane + FIELD * X), gain));
+        }
   }
 
   // Keeps h before each token and the decay of the token.

@@ -14,21 +14,50 @@
 namespace kla {
 namespace KLA_ISA_NAMESPACE {
 
-// One row of the batch, or one packed document.
+// A call whose rows may be cut in time: each into the same number of segments, which then count as rows
+// (R of them; the arrays [R, N, D] are per segment).
+struct Scan : kla_scan_params {
+  int64_t segments;
+
+  Scan(const kla_scan_params& p, int64_t segments_) : kla_scan_params(p), segments(segments_) {
+    R *= segments;
+  }
+};
+
+// One row of the batch, one packed document, or a segment of either.
 struct Row {
   int64_t b, t0, length;  // tokens [t0, t0 + length) of batch entry b
   int64_t chunk0;         // its first slot in the checkpoints
   int64_t chunks() const { return (length + KLA_CHUNK - 1) / KLA_CHUNK; }
 };
 
-KLA_INLINE Row row_at(const kla_scan_params& p, int64_t r) {
+KLA_INLINE Row whole_row(const kla_scan_params& p, int64_t r) {
   if (p.cu_seqlens == nullptr) return {r, 0, p.T, r * ((p.T + KLA_CHUNK - 1) / KLA_CHUNK)};
   const int64_t t0 = p.cu_seqlens[r];
   return {0, t0, p.cu_seqlens[r + 1] - t0, t0 / KLA_CHUNK + r};
 }
 
-KLA_INLINE int64_t num_chunks(const kla_scan_params& p) {
-  return p.cu_seqlens ? p.T / KLA_CHUNK + p.R : p.B * ((p.T + KLA_CHUNK - 1) / KLA_CHUNK);
+// Segments are whole chunks, equally many but for the last ones.
+KLA_INLINE Row row_at(const Scan& p, int64_t r) {
+  const Row row = whole_row(p, r / p.segments);
+  const int64_t step = (row.chunks() + p.segments - 1) / p.segments;
+  const int64_t c0 = std::min(row.chunks(), r % p.segments * step);
+  const int64_t begin = std::min(row.length, c0 * KLA_CHUNK);
+  const int64_t end = std::min(row.length, (c0 + step) * KLA_CHUNK);
+  return {row.b, row.t0 + begin, end - begin, row.chunk0 + c0};
+}
+
+KLA_INLINE int64_t num_chunks(const Scan& p) {
+  const int64_t rows = p.R / p.segments;
+  return p.cu_seqlens ? p.T / KLA_CHUNK + rows : p.B * ((p.T + KLA_CHUNK - 1) / KLA_CHUNK);
+}
+
+// Into how many segments the rows of a call are cut; 1 means not at all. By the shape alone, with the
+// arithmetic of docs/engines.md: a cut pays from about four threads on, for a call of one or two tiles.
+KLA_INLINE int64_t segments_of(const kla_scan_params& p, int64_t tile) {
+  constexpr int64_t kMostTiles = 2, kMostSegments = 16, kLeastTokens = 512;
+  if (p.R * ((p.D + tile - 1) / tile) > kMostTiles || p.T < 8 * kLeastTokens) return 1;
+  return std::min(kMostSegments, p.T / kLeastTokens);
 }
 
 // Hands out cache-line aligned arrays from one block; with a null block it only measures.
@@ -77,12 +106,12 @@ KLA_INLINE int64_t useful_threads(const kla_scan_params& p) {
 // Channels are cut into units; a unit is what dk and dq are first summed over, so its width follows from
 // the shape. A task takes a run of adjacent units: how many is free, since every unit is computed the
 // same way in any company. Long runs touch fewer pages per token, short runs give more tasks. A call with
-// few channels is cut down to single tiles. Time is never cut: see docs/engines.md for the arithmetic.
+// few channels is cut down to single tiles.
 struct Groups {
   int64_t D, unit, units;
   int64_t width, count;  // channels per task, tasks per row
 
-  Groups(const kla_scan_params& p, int64_t threads, int64_t tile) : D(p.D), unit(64) {
+  Groups(const Scan& p, int64_t threads, int64_t tile) : D(p.D), unit(64) {
     while (unit > tile && p.R * ((p.D + unit - 1) / unit) < 8) unit /= 2;
     units = (p.D + unit - 1) / unit;
     const int64_t longest = std::min<int64_t>(units, 192 / unit);

@@ -9,6 +9,13 @@
 namespace kla {
 namespace KLA_ISA_NAMESPACE {
 
+// Rows of channels, one per live token: the user's own where that is possible, or a copy.
+template <class T>
+struct Rows {
+  T* data;
+  int64_t pitch;
+};
+
 template <class T>
 struct Stage {
   int64_t pitch, N;      // row length of the channel arrays and of the slot arrays
@@ -26,7 +33,7 @@ struct Stage {
     for (T** x : {&k, &k2, &q}) *x = arena.take<T>(rows * N);
   }
 
-  void find_live(const kla_scan_params& p, const Row& row, int64_t chunk) {
+  void find_live(const Scan& p, const Row& row, int64_t chunk) {
     begin = row.t0 + chunk * KLA_CHUNK;
     tokens = std::min<int64_t>(row.length - chunk * KLA_CHUNK, KLA_CHUNK);
     count = 0;
@@ -47,27 +54,55 @@ struct Stage {
     });
   }
 
+  // A missing array reads as zero.
   void load_channels(const kla_array& x, const Row& row, int64_t d0, T* dst) const {
-    load_rows(x, row, d0, size, pitch, dst);
+    if (x.data == nullptr) std::fill(dst, dst + count * pitch, T(0));
+    else load_rows(x, row, d0, size, pitch, dst);
+  }
+
+  // Whether channels [d0, d0 + size) can be used where they are: no conversion, no masked token to
+  // skip, no ragged tile to pad.
+  bool in_place(int64_t dtype, int64_t tile) const {
+    return dtype == (sizeof(T) == 4 ? KLA_FLOAT32 : KLA_FLOAT64) && count == tokens && size % tile == 0;
+  }
+
+  Rows<const T> read_channels(const kla_array& x, const Row& row, int64_t d0, int64_t tile, T* copy) const {
+    if (in_place(x.dtype, tile))
+      return {static_cast<const T*>(x.data) + row.b * x.stride_b + begin * x.stride_t + d0, x.stride_t};
+    load_channels(x, row, d0, copy);
+    return {copy, pitch};
   }
 
   void load_slots(const kla_array& x, const Row& row, T* dst) const {
     load_rows(x, row, 0, N, N, dst);
   }
 
-  void load_chunk(const kla_scan_params& p, const Row& row, int64_t chunk, int64_t d0, int64_t size_) {
-    size = size_;
-    find_live(p, row, chunk);
+  void load_chunk(const Scan& p, const Row& row, int64_t chunk, int64_t d0, int64_t size_) {
+    begin_chunk(p, row, chunk, size_);
     load_channels(p.v, row, d0, v);
     load_channels(p.lam_v, row, d0, lam_v);
+    for (int64_t i = 0; i < count * pitch; ++i) lv[i] = lam_v[i] * v[i];
+  }
+
+  // The part of load_chunk that is common to all channels.
+  void begin_chunk(const Scan& p, const Row& row, int64_t chunk, int64_t size_) {
+    size = size_;
+    find_live(p, row, chunk);
     load_slots(p.k, row, k);
     load_slots(p.q, row, q);
-    for (int64_t i = 0; i < count * pitch; ++i) lv[i] = lam_v[i] * v[i];
     for (int64_t i = 0; i < count * N; ++i) k2[i] = k[i] * k[i];
   }
 
+  // Where to collect rows of a contiguous [B, T, D] output before store_channels, which then has
+  // nothing left to do if they are in place.
+  Rows<T> write_channels(const Scan& p, const Row& row, int64_t d0, int64_t tile, void* out, int64_t dtype,
+                         T* copy) const {
+    if (!in_place(dtype, tile)) return {copy, pitch};
+    return {static_cast<T*>(out) + (row.b * p.T + begin) * p.D + d0, p.D};
+  }
+
   // Writes src[j, :] to the live tokens of a contiguous [B, T, D] array and zeros to the masked ones.
-  void store_channels(const kla_scan_params& p, const Row& row, int64_t d0, const T* src, void* out,
+  void store_channels(const Scan& p, const Row& row, int64_t d0, const T* src, void* out,
                       int64_t dtype) const {
     with_type(out, dtype, [&](auto* data) {
       auto* dst = data + (row.b * p.T + begin) * p.D + d0;

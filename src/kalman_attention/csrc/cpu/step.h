@@ -24,13 +24,8 @@ struct StepScratch {
 template <class T, class V, bool VAR>
 KLA_INLINE void step_lane(T k, T q, const T* a, const T* p, const T* lam_v, const T* lv, const T* s,
                           const T* mu, T* s_new, T* mu_new, T* y, T* y_var) {
-  // Rows of a user's array start anywhere: memcpy becomes one unaligned move.
-  const auto at = [](const T* x) {
-    V value;
-    memcpy(&value, x, sizeof(V));
-    return value;
-  };
-  const auto put = [](T* x, V value) { memcpy(x, &value, sizeof(V)); };
+  const auto at = [](const T* x) { return load_any<V>(x); };
+  const auto put = [](T* x, V value) { store_any(x, value); };
   const auto next = filter_step<V>(at(a), at(p), (k * k) * at(lam_v), k * at(lv), at(s), at(mu));
   put(s_new, next.s);
   put(mu_new, next.mu);

@@ -9,8 +9,10 @@
 namespace kla {
 namespace KLA_ISA_NAMESPACE {
 
-// What a task keeps per slot and channel. The adjoint half is only there in the backward pass.
-enum Field { kS, kMu, kA, kP, kForwardFields, kDmu = kForwardFields, kDs, kDa, kDp, kBackwardFields };
+// What a task keeps per slot and channel: every pass the first four, and then what is its own.
+enum Field { kS, kMu, kA, kP, kForwardFields };
+enum BackwardField { kDmu = kForwardFields, kDs, kDa, kDp, kBackwardFields };
+enum SummaryField { kGain = kForwardFields, kJ, kEta, kCross = kJ, kDmu0, kDs0, kSummaryFields };
 
 // The channels of a group cut into tiles of W vectors; [tiles, N, fields, lanes of a tile]. The fields of
 // a slot lie side by side, so that a core loop walks one pointer and no two streams share a cache set.
@@ -39,6 +41,11 @@ struct Tiles {
       }
   }
 
+  void fill(int field, T value, int64_t size) const {
+    for (int64_t d = 0; d < size; d += kTile)
+      for (int64_t n = 0; n < N; ++n) std::fill(at(d, n, field), at(d, n, field) + kTile, value);
+  }
+
   void store(int field, T* dst, int64_t D, int64_t d0, int64_t size) const {
     for (int64_t d = 0; d < size; d += kTile)
       for (int64_t n = 0; n < N; ++n)
@@ -58,9 +65,9 @@ struct Tiles {
   }
 };
 
-// A chunk replayed for one tile and a block of slots, [chunk + 1, slots, 3, lanes of a tile]: the belief
-// before each token and the r of the token.
-enum PathField { kPathS, kPathMu, kPathR, kPathFields };
+// A chunk replayed for one tile and a block of slots, [chunk + 1, slots, 4, lanes of a tile]: the belief
+// before each token and what filter_step found besides the next one.
+enum PathField { kPathS, kPathMu, kPathR, kPathE, kPathFields };
 
 // What the adjoint of a group collects over slots, tiles and tokens.
 template <class T>

@@ -5,6 +5,7 @@
 #define KLA_CPU_VECTOR_H
 
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 namespace kla {
@@ -38,6 +39,19 @@ KLA_INLINE Vec<T> load(const T* p) {
 template <class T>
 KLA_INLINE void store(T* p, Vec<T> x) {
   *reinterpret_cast<Vec<T>*>(p) = x;
+}
+
+// Rows of a user's array start anywhere: memcpy becomes one unaligned move.
+template <class V, class T>
+KLA_INLINE V load_any(const T* p) {
+  V x;
+  memcpy(&x, p, sizeof(V));
+  return x;
+}
+
+template <class V, class T>
+KLA_INLINE void store_any(T* p, V x) {
+  memcpy(p, &x, sizeof(V));
 }
 
 template <class T>

@@ -20,7 +20,7 @@ struct Wave {
 
 class Waves {
  public:
-  Waves(const kla_scan_params& p, const Groups& groups) : p_(p) {
+  Waves(const Scan& p, const Groups& groups) : p_(p) {
     constexpr int64_t kPartials = 1 << 20;  // numbers for dk, and as many for dq
     constexpr int64_t kTasks = 128;         // enough for the widest machine, few enough for memory
     budget_ = std::max<int64_t>(kPartials / (groups.units * p.N), 4 * KLA_CHUNK);
@@ -33,7 +33,7 @@ class Waves {
     return std::min(all, std::max(budget_, max_rows_ * 4 * KLA_CHUNK));
   }
 
-  // Rows [r0, end) share their waves. Batch rows are equally long and are sliced in time together;
+  // Rows [r0, end) share their waves. Batch rows are about equally long and are sliced in time together;
   // documents are taken whole, and one that is too long is sliced by itself.
   int64_t rows_end(int64_t r0) const {
     if (!p_.cu_seqlens) return std::min(p_.R, r0 + max_rows_);
@@ -59,11 +59,11 @@ class Waves {
   // Where the partial sums of row r begin in a wave, in tokens.
   int64_t offset(const Wave& wave, int64_t r) const {
     if (p_.cu_seqlens) return row_at(p_, r).t0 - row_at(p_, wave.r0).t0;
-    return (r - wave.r0) * (wave.end(row_at(p_, r)) - wave.begin());
+    return (r - wave.r0) * (wave.c1 - wave.c0) * KLA_CHUNK;
   }
 
  private:
-  const kla_scan_params& p_;
+  const Scan& p_;
   int64_t budget_, max_rows_;
 };
 

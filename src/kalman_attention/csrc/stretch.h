@@ -1,0 +1,60 @@
+// What a stretch of tokens does, whatever enters it: forward to the belief, backward to its adjoint. Built
+// token by token, for any value type V as in lane.h. This is what lets time be cut: summarise the
+// stretches side by side, carry the belief from one to the next, then filter each of them exactly.
+#ifndef KLA_STRETCH_H
+#define KLA_STRETCH_H
+
+#include "lane.h"
+
+namespace kla {
+
+// The projective map of filtering/projective.py, divided by its entry ww, in numbers that need no
+// rescaling: s and mu are the filter's own belief after entering in the certain state 0, gain is how
+// much of another state is left, J and eta are what the tokens say about it (precision, information).
+// xw = s, uw = mu, wx = J, uu = gain, xx = gain^2 + s J, ux = gain eta + mu J.
+template <class V>
+struct FilterMap {
+  V s, mu, gain, J, eta;
+};
+
+template <class V>
+KLA_LANE FilterMap<V> then_token(const FilterMap<V>& m, V a, V p, V phi, V b) {
+  const auto next = filter_step<V>(a, p, phi, b, m.s, m.mu);
+  V before = a * m.gain;
+  V gain = next.r * before;
+  return {next.s, next.mu, gain, m.J + (phi * before) * gain, m.eta + gain * next.e};
+}
+
+// The belief after the stretch, from the belief (s, mu) before it.
+template <class V>
+KLA_LANE void apply(const FilterMap<V>& m, V& s, V& mu) {
+  V scale = 1 / (1 + m.J * s);
+  mu = m.mu + m.gain * ((mu + s * m.eta) * scale);
+  s = m.s + m.gain * (m.gain * (s * scale));
+}
+
+// Given the beliefs, the adjoint is affine: dmu -> gain dmu + dmu_0 and ds -> gain^2 ds + cross dmu + ds_0,
+// with dmu_0 and ds_0 from the gradients by the outputs. Built forward in time, the last token applied first.
+template <class V>
+struct AdjointMap {
+  V gain, cross, dmu_0, ds_0;
+};
+
+// r and e are those of filter_step; dy and dy_var the gradients that the token adds to dmu and ds.
+template <class V>
+KLA_LANE AdjointMap<V> then_token(const AdjointMap<V>& m, V a, V r, V e, V dy, V dy_var) {
+  V c = a * r;
+  V gain = c * m.gain;
+  V cross = c * m.cross + gain * (gain * e);
+  return {gain, cross, m.dmu_0 + gain * dy, m.ds_0 + cross * dy + gain * (gain * dy_var)};
+}
+
+// The adjoint before the stretch, from the adjoint after it.
+template <class V>
+KLA_LANE void apply(const AdjointMap<V>& m, V& ds, V& dmu) {
+  ds = m.gain * (m.gain * ds) + m.cross * dmu + m.ds_0;
+  dmu = m.gain * dmu + m.dmu_0;
+}
+
+}  // namespace kla
+#endif
