@@ -18,6 +18,10 @@ LONG_MEMORY = 4096
 """Beyond this memory, in tokens, float32 arithmetic no longer keeps the accuracy contract."""
 
 
+UNSEEN_MEMORY = 128
+"""The same for a call in which no token brings evidence."""
+
+
 class ScanInputs(NamedTuple):
     """The validated arguments of one scan.
 
@@ -47,12 +51,22 @@ class ScanInputs(NamedTuple):
 
         A change smaller than half a unit in the last place is lost in every step. Where neither
         decay nor process noise ends the memory of a slot, the losses add up: after 65,536 tokens
-        the variance would be off by a part in a thousand.
+        the variance would be off by a part in a thousand. Without any evidence not even noise ends
+        it, and rounding has the same sign in every step.
         """
-        if self.compute_dtype == torch.float64 or self.v.shape[1] <= LONG_MEMORY:
+        T = self.v.shape[1]
+        if self.compute_dtype == torch.float64 or T <= UNSEEN_MEMORY:
+            return self.compute_dtype
+        if self._is_unobserved():
+            return torch.float64
+        if T <= LONG_MEMORY:
             return self.compute_dtype
         endless = (self.a_bar.abs() > 1.0 - 1.0 / LONG_MEMORY) & (self.p_bar < 1e-5)
         return torch.float64 if bool(endless.any()) else self.compute_dtype
+
+    def _is_unobserved(self) -> bool:
+        """Whether no token brings evidence; some tokens tell at once in almost every call."""
+        return not (bool(self.lam_v[:, ::64].any()) or bool(self.lam_v.any()))
 
     @property
     def chunks(self) -> int:
