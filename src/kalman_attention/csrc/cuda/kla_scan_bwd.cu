@@ -12,11 +12,15 @@
 
 namespace kla {
 
-constexpr int kBackwardSlots = 2, kPart = 8, kParts = kChunk / kPart;
+constexpr int kBackwardSlots = 2;
 constexpr int kSumThreads = 128;
 
+// Doubles take twice the room: half the threads, so that shared memory stays below 48 KiB, and half the
+// tokens at a time, so that the beliefs of a part stay in registers.
 template <class T>
-constexpr int kBackwardThreads = sizeof(T) == 8 ? 64 : 128;  // so that shared memory stays below 48 KiB
+constexpr int kBackwardThreads = sizeof(T) == 8 ? 64 : 128;
+template <class T>
+constexpr int kPart = sizeof(T) == 8 ? 4 : 8;
 
 template <class T, int GROUP>
 using BackwardLanes = Lanes<GROUP, kBackwardSlots, kBackwardThreads<T>>;
@@ -25,13 +29,13 @@ using BackwardLanes = Lanes<GROUP, kBackwardSlots, kBackwardThreads<T>>;
 template <class T, int GROUP>
 struct Part {
   using At = BackwardLanes<T, GROUP>;
-  T v[kPart][At::kChannels], lam_v[kPart][At::kChannels];
-  T dy[kPart][At::kChannels], dy_var[kPart][At::kChannels];
-  T k_db[kPart][At::kChannels], k2_dphi[kPart][At::kChannels];  // sums over slots
-  T k[kPart][At::kSlots], q[kPart][At::kSlots];
-  T slots[At::kWarps][kPart][2 * At::kSlots];  // dk, then dq: sums over the channels of a warp
-  T starts[kParts][2 * kBackwardSlots][kBackwardThreads<T>];
-  bool real[kPart];
+  T v[kPart<T>][At::kChannels], lam_v[kPart<T>][At::kChannels];
+  T dy[kPart<T>][At::kChannels], dy_var[kPart<T>][At::kChannels];
+  T k_db[kPart<T>][At::kChannels], k2_dphi[kPart<T>][At::kChannels];  // sums over slots
+  T k[kPart<T>][At::kSlots], q[kPart<T>][At::kSlots];
+  T slots[At::kWarps][kPart<T>][2 * At::kSlots];  // dk, then dq: sums over the channels of a warp
+  T starts[kChunk / kPart<T>][2 * kBackwardSlots][kBackwardThreads<T>];
+  bool real[kPart<T>];
 
   KLA_DEVICE void load_evidence(const Params& p, const At& at, Int t) {
     at.stage_channels(p, p.v, t, v);
@@ -51,7 +55,8 @@ struct Part {
   KLA_DEVICE void store_channels(const Params& p, const At& at, Int t) const {
     const bool begun = at.n0 > 0, done = at.n0 + At::kSlots >= p.N;
     T* sums = static_cast<T*>(p.channel_sums);
-    for (int i = at.thread; i < kPart * At::kChannels; i += kBackwardThreads<T>) {
+KLA_ROLLED
+    for (int i = at.thread; i < kPart<T> * At::kChannels; i += kBackwardThreads<T>) {
       const int j = i / At::kChannels, c = i % At::kChannels;
       if (t + j >= at.segment.tokens || at.d0 + c >= p.D) continue;
       const Int here = at.dense(p, t + j) * p.D + at.d0 + c, there = p.B * p.T * p.D + here;
@@ -74,7 +79,8 @@ struct Part {
   KLA_DEVICE void store_slots(const Params& p, const At& at, Int t) const {
     const Int block = at.d0 / At::kChannels - p.block0;
     T* parts = static_cast<T*>(p.slot_parts) + block * p.B * p.T * 2 * At::kSlots;
-    for (int i = at.thread; i < kPart * 2 * At::kSlots; i += kBackwardThreads<T>) {
+KLA_ROLLED
+    for (int i = at.thread; i < kPart<T> * 2 * At::kSlots; i += kBackwardThreads<T>) {
       const int j = i / (2 * At::kSlots), n = i % (2 * At::kSlots);
       if (t + j >= at.segment.tokens) continue;
       T sum = T(0);
@@ -98,12 +104,12 @@ struct Backward {
 // Repeats the steps of one part. PATH keeps what the adjoint needs of each: beliefs before and after, r.
 template <class T, int GROUP>
 struct Path {
-  T s[kPart + 1][kBackwardSlots], mu[kPart + 1][kBackwardSlots], r[kPart][kBackwardSlots];
+  T s[kPart<T> + 1][kBackwardSlots], mu[kPart<T> + 1][kBackwardSlots], r[kPart<T>][kBackwardSlots];
 };
 
 template <class T, int GROUP>
 KLA_DEVICE void replay(const Part<T, GROUP>& part, const BackwardLanes<T, GROUP>& at, Backward<T>& x) {
-  for (int j = 0; j < kPart; ++j) {
+  for (int j = 0; j < kPart<T>; ++j) {
     if (!part.real[j]) continue;
     const T lam_v = part.lam_v[j][at.channel], lv = lam_v * part.v[j][at.channel];
     for (int i = 0; i < kBackwardSlots; ++i) {
@@ -123,7 +129,7 @@ KLA_DEVICE void replay_path(const Part<T, GROUP>& part, const BackwardLanes<T, G
     path.mu[0][i] = x.mu[i];
   }
 KLA_UNROLL
-  for (int j = 0; j < kPart; ++j) {
+  for (int j = 0; j < kPart<T>; ++j) {
     const bool real = part.real[j];
     const T lam_v = part.lam_v[j][at.channel], lv = lam_v * part.v[j][at.channel];
 KLA_UNROLL
@@ -145,7 +151,7 @@ KLA_DEVICE void adjoint(Part<T, GROUP>& part, const BackwardLanes<T, GROUP>& at,
   using OverSlots = WarpSum<2, At::kWide, 32>;
   using OverChannels = WarpSum<2 * kBackwardSlots, 1, At::kWide>;
 KLA_UNROLL
-  for (int j = kPart - 1; j >= 0; --j) {
+  for (int j = kPart<T> - 1; j >= 0; --j) {
     if (!part.real[j]) continue;
     const T lam_v = part.lam_v[j][at.channel], lv = lam_v * part.v[j][at.channel];
     const T dy = part.dy[j][at.channel], dy_var = VAR ? part.dy_var[j][at.channel] : T(0);
@@ -186,7 +192,7 @@ template <class T, int GROUP, bool VAR>
 KLA_DEVICE void adjoint_map(const Part<T, GROUP>& part, const BackwardLanes<T, GROUP>& at,
                             const Path<T, GROUP>& path, Backward<T>& x) {
 KLA_UNROLL
-  for (int j = kPart - 1; j >= 0; --j) {
+  for (int j = kPart<T> - 1; j >= 0; --j) {
     if (!part.real[j]) continue;
     const T lam_v = part.lam_v[j][at.channel], lv = lam_v * part.v[j][at.channel];
     const T dy = part.dy[j][at.channel], dy_var = VAR ? part.dy_var[j][at.channel] : T(0);
@@ -214,7 +220,7 @@ KLA_DEVICE void chunk_back(const Params& p, const BackwardLanes<T, GROUP>& at, I
                            Backward<T>& x) {
   const Segment& seg = at.segment;
   const int tokens = static_cast<int>(seg.tokens - t < kChunk ? seg.tokens - t : kChunk);
-  const int last = (tokens - 1) / kPart;
+  const int last = (tokens - 1) / kPart<T>;
   at.load(p, p.checkpoints, seg.chunk + t / kChunk, x.mu);
   at.load(p, p.checkpoints, p.chunks + seg.chunk + t / kChunk, x.s);
   for (int h = 0;; ++h) {
@@ -223,14 +229,14 @@ KLA_DEVICE void chunk_back(const Params& p, const BackwardLanes<T, GROUP>& at, I
       part.starts[h][kBackwardSlots + i][at.thread] = x.mu[i];
     }
     if (h == last) break;
-    part.load_evidence(p, at, t + h * kPart);
+    part.load_evidence(p, at, t + h * kPart<T>);
     __syncthreads();
     replay<T, GROUP>(part, at, x);
     __syncthreads();
   }
   for (int h = last; h >= 0; --h) {
-    part.load_evidence(p, at, t + h * kPart);
-    part.template load_gradients<VAR>(p, at, t + h * kPart);
+    part.load_evidence(p, at, t + h * kPart<T>);
+    part.template load_gradients<VAR>(p, at, t + h * kPart<T>);
     for (int i = 0; i < kBackwardSlots; ++i) {
       x.s[i] = part.starts[h][i][at.thread];
       x.mu[i] = part.starts[h][kBackwardSlots + i][at.thread];
@@ -238,13 +244,14 @@ KLA_DEVICE void chunk_back(const Params& p, const BackwardLanes<T, GROUP>& at, I
     __syncthreads();
     Path<T, GROUP> path;
     replay_path<T, GROUP>(part, at, x, path);
+    __syncwarp();  // or the compiler keeps the evidence of both walks in registers, and spills
     if constexpr (SUMMARY) {
       adjoint_map<T, GROUP, VAR>(part, at, path, x);
     } else {
       adjoint<T, GROUP, VAR>(part, at, path, x);
       __syncthreads();
-      part.store_channels(p, at, t + h * kPart);
-      part.store_slots(p, at, t + h * kPart);
+      part.store_channels(p, at, t + h * kPart<T>);
+      part.store_slots(p, at, t + h * kPart<T>);
     }
     __syncthreads();
   }
@@ -358,14 +365,14 @@ KLA_DEVICE void sum_dynamics(const Params& p) {
 
 }  // namespace kla
 
-KLA_KERNEL(kla_backward, kla::kBackwardThreads<KLA_T>) { kla::backward<KLA_T, KLA_GROUP, false>(p); }
-KLA_KERNEL(kla_backward_variance, kla::kBackwardThreads<KLA_T>) { kla::backward<KLA_T, KLA_GROUP, true>(p); }
-KLA_KERNEL(kla_summarise_back, kla::kBackwardThreads<KLA_T>) {
+KLA_KERNEL(kla_backward, kla::kBackwardThreads<KLA_T>, 4) { kla::backward<KLA_T, KLA_GROUP, false>(p); }
+KLA_KERNEL(kla_backward_variance, kla::kBackwardThreads<KLA_T>, 4) { kla::backward<KLA_T, KLA_GROUP, true>(p); }
+KLA_KERNEL(kla_summarise_back, kla::kBackwardThreads<KLA_T>, 3) {
   kla::summarise_back<KLA_T, KLA_GROUP, false>(p);
 }
-KLA_KERNEL(kla_summarise_back_variance, kla::kBackwardThreads<KLA_T>) {
+KLA_KERNEL(kla_summarise_back_variance, kla::kBackwardThreads<KLA_T>, 3) {
   kla::summarise_back<KLA_T, KLA_GROUP, true>(p);
 }
-KLA_KERNEL(kla_link_back, kla::kSumThreads) { kla::link_back<KLA_T>(p); }
-KLA_KERNEL(kla_sum_slots, kla::kSumThreads) { kla::sum_slots<KLA_T, KLA_GROUP * kla::kBackwardSlots>(p); }
-KLA_KERNEL(kla_sum_dynamics, kla::kSumThreads) { kla::sum_dynamics<KLA_T>(p); }
+KLA_KERNEL(kla_link_back, kla::kSumThreads, 8) { kla::link_back<KLA_T>(p); }
+KLA_KERNEL(kla_sum_slots, kla::kSumThreads, 8) { kla::sum_slots<KLA_T, KLA_GROUP * kla::kBackwardSlots>(p); }
+KLA_KERNEL(kla_sum_dynamics, kla::kSumThreads, 8) { kla::sum_dynamics<KLA_T>(p); }

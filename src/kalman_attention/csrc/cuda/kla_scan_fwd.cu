@@ -9,6 +9,8 @@
 namespace kla {
 
 constexpr int kForwardThreads = 128, kForwardSlots = 4, kLinkThreads = 128;
+template <class T>
+constexpr bool kDouble = sizeof(T) == 8;
 constexpr int kStepThreads = 128, kStepWarps = kStepThreads / 32;
 
 template <int GROUP>
@@ -30,6 +32,7 @@ struct Tile {
     at.stage_channels(p, p.v, t, lv_y);
     at.stage_channels(p, p.lam_v, t, lam_v_y_var);
     // Each thread multiplies the entries that it has just written itself.
+KLA_ROLLED
     for (int i = at.thread; i < kTokens * At::kChannels; i += kForwardThreads)
       lv_y[i / At::kChannels][i % At::kChannels] *= lam_v_y_var[i / At::kChannels][i % At::kChannels];
     at.stage_slots(p, p.k, t, k);
@@ -41,6 +44,7 @@ struct Tile {
   KLA_DEVICE void store(const Params& p, const At& at, Int t) const {
     const bool begun = at.n0 > 0, done = at.n0 + At::kSlots >= p.N;
     T* sums = static_cast<T*>(p.channel_sums);
+KLA_ROLLED
     for (int i = at.thread; i < kTokens * At::kChannels; i += kForwardThreads) {
       const int j = i / At::kChannels, c = i % At::kChannels;
       if (t + j >= at.segment.tokens || at.d0 + c >= p.D) continue;
@@ -215,9 +219,9 @@ KLA_DEVICE void step(const Params& p) {
 
 }  // namespace kla
 
-KLA_KERNEL(kla_forward, kla::kForwardThreads) { kla::forward<KLA_T, KLA_GROUP, false>(p); }
-KLA_KERNEL(kla_forward_variance, kla::kForwardThreads) { kla::forward<KLA_T, KLA_GROUP, true>(p); }
-KLA_KERNEL(kla_summarise, kla::kForwardThreads) { kla::summarise<KLA_T, KLA_GROUP>(p); }
-KLA_KERNEL(kla_link, kla::kLinkThreads) { kla::link<KLA_T>(p); }
-KLA_KERNEL(kla_step, kla::kStepThreads) { kla::step<KLA_T, false>(p); }
-KLA_KERNEL(kla_step_variance, kla::kStepThreads) { kla::step<KLA_T, true>(p); }
+KLA_KERNEL(kla_forward, kla::kForwardThreads, kla::kDouble<KLA_T> ? 3 : 8) { kla::forward<KLA_T, KLA_GROUP, false>(p); }
+KLA_KERNEL(kla_forward_variance, kla::kForwardThreads, kla::kDouble<KLA_T> ? 3 : 8) { kla::forward<KLA_T, KLA_GROUP, true>(p); }
+KLA_KERNEL(kla_summarise, kla::kForwardThreads, kla::kDouble<KLA_T> ? 2 : 4) { kla::summarise<KLA_T, KLA_GROUP>(p); }
+KLA_KERNEL(kla_link, kla::kLinkThreads, 8) { kla::link<KLA_T>(p); }
+KLA_KERNEL(kla_step, kla::kStepThreads, 8) { kla::step<KLA_T, false>(p); }
+KLA_KERNEL(kla_step_variance, kla::kStepThreads, 8) { kla::step<KLA_T, true>(p); }

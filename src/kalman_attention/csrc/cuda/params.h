@@ -6,10 +6,13 @@
 #ifdef KLA_EMULATE_CUDA
 #include "emulation/device.h"
 #else
-// One kernel: launched by this name, with the struct below by value.
-#define KLA_KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name(const kla::Params p)
+// One kernel: launched by this name, with the struct below by value. A multiprocessor should hold at
+// least `blocks` blocks of `threads` threads: that bounds the registers.
+#define KLA_KERNEL(name, threads, blocks) \
+  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const kla::Params p)
 #define KLA_SHARED(type, name) __shared__ type name
 #define KLA_UNROLL _Pragma("unroll")
+#define KLA_ROLLED _Pragma("unroll 1")
 #endif
 #define KLA_DEVICE __device__ __forceinline__
 

@@ -12,13 +12,14 @@
 #define __global__
 #define __device__
 #define __forceinline__ inline
-#define KLA_KERNEL(name, threads)                                                      \
+#define KLA_KERNEL(name, threads, blocks)                                               \
   static void name(const kla::Params p);                                               \
   static const emulation::Kernel emulated_##name(KLA_PROGRAM, #name, threads,          \
     [](const void* p) { name(*static_cast<const kla::Params*>(p)); });                 \
   static void name([[maybe_unused]] const kla::Params p)
 #define KLA_SHARED(type, name) type& name = *static_cast<type*>(emulation::shared(sizeof(type)))
 #define KLA_UNROLL
+#define KLA_ROLLED
 #define threadIdx (emulation::self().thread)
 #define blockIdx (emulation::self().block)
 
@@ -70,6 +71,7 @@ inline To bits(From from) {
 }  // namespace emulation
 
 inline void __syncthreads() { emulation::block_barrier(); }
+inline void __syncwarp() { emulation::exchange(0, 0); }
 
 template <class T>
 inline T __shfl_xor_sync(unsigned, T x, int mask) {
