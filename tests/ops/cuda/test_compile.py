@@ -1,7 +1,11 @@
 """The kernels compile for devices that are not here: by NVRTC as at run time, and by nvcc."""
 
+import contextlib
+import ctypes
 import os
 import shutil
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -85,3 +89,51 @@ def test_cpu_tensors_are_refused_without_the_emulation() -> None:
     engine = replace(ENGINES["cuda"], devices=("cuda",), missing=None)
     assert "runs on cuda tensors" in str(engine.why_not(torch.device("cpu"), torch.float32))
     assert engine.why_not(torch.device("cuda"), torch.float32) is None
+
+
+def test_a_launch_passes_the_struct_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a driver that only writes down what it is asked to do: no device is here."""
+    driver = pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
+    asked: dict[str, Any] = {}
+
+    def launch(function: Any, *numbers: int) -> tuple[int]:
+        (address,) = ctypes.cast(numbers[8], ctypes.POINTER(ctypes.c_void_p * 1)).contents
+        asked.update(function=function, numbers=numbers, params=ctypes.string_at(address, 24))
+        return (0,)
+
+    fakes = {
+        "cuLibraryLoadData": lambda cubin, *options: (0, f"library of {cubin!r}"),
+        "cuLibraryGetKernel": lambda library, name: (0, f"{name!r} in {library}"),
+        "cuKernelGetFunction": lambda kernel: (0, kernel),
+        "cuLaunchKernel": launch,
+    }
+    for name, fake in fakes.items():
+        assert callable(getattr(driver, name))
+        monkeypatch.setattr(driver, name, fake)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda i: SimpleNamespace(cuda_stream=7))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: (9, 0))
+    monkeypatch.setattr(device, "compile_program", lambda program, arch: f"{program.name} {arch}")
+    params = bytes(range(24))
+    try:
+        device.launch(SMALL, "kla_link", 5, 128, params, torch.device("cuda:1"))
+    finally:
+        device._function.cache_clear()
+        device._library.cache_clear()
+    assert asked["params"] == params
+    assert asked["function"] == "b'kla_link' in library of 'fwd_float_4 sm_90'"
+    assert asked["numbers"][:8] == (5, 1, 1, 128, 1, 1, 0, 7)
+    assert asked["numbers"][9] == 0
+
+
+def test_errors_of_the_driver_are_raised() -> None:
+    with pytest.raises(RuntimeError, match=r"driver: .*INVALID"):
+        device._checked(SimpleNamespace(__name__="cuda.bindings.driver"), (_Invalid(),))
+
+
+class _Invalid:
+    def __int__(self) -> int:
+        return 1
+
+    def __str__(self) -> str:
+        return "CUDA_ERROR_INVALID_VALUE"

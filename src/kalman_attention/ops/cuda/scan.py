@@ -34,14 +34,9 @@ def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanRes
     dtype = inputs.arithmetic_dtype
     plan = forward_plan(inputs)
     unit, params = program("fwd", dtype, plan.group), prepare(inputs, plan, dtype)
-    y = torch.empty_like(inputs.v, memory_format=torch.contiguous_format)
-    params = params._replace(
-        y=y,
-        y_var=torch.empty_like(y) if return_variance else None,
-        mean=torch.empty_like(params.mean_0),
-        variance=torch.empty_like(params.mean_0),
-        checkpoints=_new_checkpoints(params) if save else None,
-    )
+    params = _with_outputs(params, inputs.v, return_variance)
+    if save:
+        params = params._replace(checkpoints=_new_checkpoints(params))
     if plan.split(params.R):
         params = params._replace(summaries=_lanes(params, 7), borders=_lanes(params, 2))
         _each_round(unit, "kla_summarise", plan, params)
@@ -100,14 +95,7 @@ def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
     mask = None if inputs.mask is None else inputs.mask.unsqueeze(1)
     tokens = inputs._replace(v=v, lam_v=lam_v, k=k, q=q, mask=mask)
     params, blocks = prepare(tokens, STEP, inputs.compute_dtype), -(-v.shape[-1] // STEP.channels)
-    y = torch.empty_like(inputs.v, memory_format=torch.contiguous_format)
-    params = params._replace(
-        blocks=blocks,
-        y=y,
-        y_var=torch.empty_like(y) if return_variance else None,
-        mean=torch.empty_like(params.mean_0),
-        variance=torch.empty_like(params.mean_0),
-    )
+    params = _with_outputs(params, inputs.v, return_variance)._replace(blocks=blocks)
     unit = program("fwd", inputs.compute_dtype, STEP.group)
     kernel = "kla_step" + "_variance" * return_variance
     launch(unit, kernel, params.R * blocks, STEP.threads, params)
@@ -156,6 +144,16 @@ def _lanes(params: Params, fields: int) -> Tensor:
 
 def _tokens(params: Params, fields: int) -> Tensor:
     return params.mean_0.new_empty(fields, params.B, params.T, params.D)
+
+
+def _with_outputs(params: Params, v: Tensor, return_variance: bool) -> Params:
+    y = torch.empty_like(v, memory_format=torch.contiguous_format)
+    return params._replace(
+        y=y,
+        y_var=torch.empty_like(y) if return_variance else None,
+        mean=torch.empty_like(params.mean_0),
+        variance=torch.empty_like(params.mean_0),
+    )
 
 
 def _new_checkpoints(params: Params) -> Tensor:
