@@ -7,7 +7,8 @@ from torch import Tensor
 from kalman_attention.ops import cuda
 from kalman_attention.ops.contract import ScanInputs
 from kalman_attention.ops.cuda import emulation, plan, scan
-from kalman_attention.ops.selfcheck import Case, errors, make_call, misses, run_call
+from kalman_attention.ops.selfcheck import Case, make_call, run_call
+from tests.ops.test_engines import check
 
 pytestmark = pytest.mark.skipif(
     not emulation.LIBRARY, reason="`make test-cuda` builds the emulation and sets its path"
@@ -38,12 +39,7 @@ def schedule(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_both_schedules_keep_the_contract(schedule: str, case: Case, dtype: torch.dtype) -> None:
-    call = make_call(case)
-    found = errors(run_call(call, "cuda", dtype), run_call(call, "reference", torch.float64))
-    if dtype == torch.float64:
-        assert max(found.values(), default=0.0) < 1e-11, found
-    else:
-        assert not misses(found)
+    check("cuda", case, dtype)
 
 
 def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

@@ -1,6 +1,6 @@
 // Backward pass. Chunks in reverse, each replayed from its checkpoint and then walked backwards with the
-// scalar adjoints of mean and variance. The replay is two levels deep: beliefs before every kPart-th token
-// of a chunk stay in shared memory, those of one part in registers.
+// scalar adjoints of mean and variance. The replay is two levels deep: the beliefs before every kPart-th
+// token of a chunk stay in shared memory, those of one part in registers.
 //
 // Segments are those of the forward pass, walked from the last. The adjoint is linear in what arrives at
 // the end of a segment, so the time-split schedule has the same three passes: kla_summarise_back finds a
@@ -55,7 +55,7 @@ struct Part {
   KLA_DEVICE void store_channels(const Params& p, const At& at, Int t) const {
     const bool begun = at.n0 > 0, done = at.n0 + At::kSlots >= p.N;
     T* sums = static_cast<T*>(p.channel_sums);
-KLA_ROLLED
+    KLA_ROLLED
     for (int i = at.thread; i < kPart<T> * At::kChannels; i += kBackwardThreads<T>) {
       const int j = i / At::kChannels, c = i % At::kChannels;
       if (t + j >= at.segment.tokens || at.d0 + c >= p.D) continue;
@@ -79,7 +79,7 @@ KLA_ROLLED
   KLA_DEVICE void store_slots(const Params& p, const At& at, Int t) const {
     const Int block = at.d0 / At::kChannels - p.block0;
     T* parts = static_cast<T*>(p.slot_parts) + block * p.B * p.T * 2 * At::kSlots;
-KLA_ROLLED
+    KLA_ROLLED
     for (int i = at.thread; i < kPart<T> * 2 * At::kSlots; i += kBackwardThreads<T>) {
       const int j = i / (2 * At::kSlots), n = i % (2 * At::kSlots);
       if (t + j >= at.segment.tokens) continue;
@@ -101,12 +101,13 @@ struct Backward {
   T dmu_dmu[S], ds_dmu[S], ds_ds[S];  // for a summary: how the adjoint at the end comes through
 };
 
-// Repeats the steps of one part. PATH keeps what the adjoint needs of each: beliefs before and after, r.
-template <class T, int GROUP>
+// What the adjoint needs of each step of a part: beliefs before and after, and r.
+template <class T>
 struct Path {
   T s[kPart<T> + 1][kBackwardSlots], mu[kPart<T> + 1][kBackwardSlots], r[kPart<T>][kBackwardSlots];
 };
 
+// Repeats the steps of one part.
 template <class T, int GROUP>
 KLA_DEVICE void replay(const Part<T, GROUP>& part, const BackwardLanes<T, GROUP>& at, Backward<T>& x) {
   for (int j = 0; j < kPart<T>; ++j) {
@@ -123,21 +124,22 @@ KLA_DEVICE void replay(const Part<T, GROUP>& part, const BackwardLanes<T, GROUP>
 
 template <class T, int GROUP>
 KLA_DEVICE void replay_path(const Part<T, GROUP>& part, const BackwardLanes<T, GROUP>& at,
-                            const Backward<T>& x, Path<T, GROUP>& path) {
+                            const Backward<T>& x, Path<T>& path) {
   for (int i = 0; i < kBackwardSlots; ++i) {
     path.s[0][i] = x.s[i];
     path.mu[0][i] = x.mu[i];
   }
-KLA_UNROLL
+  KLA_UNROLL
   for (int j = 0; j < kPart<T>; ++j) {
     const bool real = part.real[j];
     const T lam_v = part.lam_v[j][at.channel], lv = lam_v * part.v[j][at.channel];
-KLA_UNROLL
+    KLA_UNROLL
     for (int i = 0; i < kBackwardSlots; ++i) {
       const T k = part.k[j][at.slot + i];
-      const auto next = filter_step<T>(x.a[i], x.pb[i], k * k * lam_v, k * lv, path.s[j][i], path.mu[j][i]);
-      path.s[j + 1][i] = real ? next.s : path.s[j][i];
-      path.mu[j + 1][i] = real ? next.mu : path.mu[j][i];
+      const T s = path.s[j][i], mu = path.mu[j][i];
+      const auto next = filter_step<T>(x.a[i], x.pb[i], k * k * lam_v, k * lv, s, mu);
+      path.s[j + 1][i] = real ? next.s : s;
+      path.mu[j + 1][i] = real ? next.mu : mu;
       path.r[j][i] = next.r;
     }
   }
@@ -145,19 +147,19 @@ KLA_UNROLL
 
 // Walks one part backwards with the adjoints, and collects what every input gets.
 template <class T, int GROUP, bool VAR>
-KLA_DEVICE void adjoint(Part<T, GROUP>& part, const BackwardLanes<T, GROUP>& at, const Path<T, GROUP>& path,
+KLA_DEVICE void adjoint(Part<T, GROUP>& part, const BackwardLanes<T, GROUP>& at, const Path<T>& path,
                         Backward<T>& x) {
   using At = BackwardLanes<T, GROUP>;
   using OverSlots = WarpSum<2, At::kWide, 32>;
   using OverChannels = WarpSum<2 * kBackwardSlots, 1, At::kWide>;
-KLA_UNROLL
+  KLA_UNROLL
   for (int j = kPart<T> - 1; j >= 0; --j) {
     if (!part.real[j]) continue;
     const T lam_v = part.lam_v[j][at.channel], lv = lam_v * part.v[j][at.channel];
     const T dy = part.dy[j][at.channel], dy_var = VAR ? part.dy_var[j][at.channel] : T(0);
     T over_slots[2] = {T(0), T(0)};        // sum k db, sum k^2 dphi
     T over_channels[2 * kBackwardSlots];   // dk, then dq
-KLA_UNROLL
+    KLA_UNROLL
     for (int i = 0; i < kBackwardSlots; ++i) {
       const T k = part.k[j][at.slot + i], q = part.q[j][at.slot + i], s_new = path.s[j + 1][i];
       const T dmu = x.dmu[i] + q * dy, ds = VAR ? x.ds[i] + q * q * dy_var : x.ds[i];
@@ -190,13 +192,13 @@ KLA_UNROLL
 // The same walk for a summary: unit adjoints beside those of the segment's own outputs.
 template <class T, int GROUP, bool VAR>
 KLA_DEVICE void adjoint_map(const Part<T, GROUP>& part, const BackwardLanes<T, GROUP>& at,
-                            const Path<T, GROUP>& path, Backward<T>& x) {
-KLA_UNROLL
+                            const Path<T>& path, Backward<T>& x) {
+  KLA_UNROLL
   for (int j = kPart<T> - 1; j >= 0; --j) {
     if (!part.real[j]) continue;
     const T lam_v = part.lam_v[j][at.channel], lv = lam_v * part.v[j][at.channel];
     const T dy = part.dy[j][at.channel], dy_var = VAR ? part.dy_var[j][at.channel] : T(0);
-KLA_UNROLL
+    KLA_UNROLL
     for (int i = 0; i < kBackwardSlots; ++i) {
       const T k = part.k[j][at.slot + i], q = part.q[j][at.slot + i];
       const auto back = [&](T dmu, T ds) {
@@ -216,8 +218,8 @@ KLA_UNROLL
 
 // One chunk: beliefs where its parts start, then part after part from the last.
 template <class T, int GROUP, bool VAR, bool SUMMARY>
-KLA_DEVICE void chunk_back(const Params& p, const BackwardLanes<T, GROUP>& at, Int t, Part<T, GROUP>& part,
-                           Backward<T>& x) {
+KLA_DEVICE void chunk_back(const Params& p, const BackwardLanes<T, GROUP>& at, Int t,
+                           Part<T, GROUP>& part, Backward<T>& x) {
   const Segment& seg = at.segment;
   const int tokens = static_cast<int>(seg.tokens - t < kChunk ? seg.tokens - t : kChunk);
   const int last = (tokens - 1) / kPart<T>;
@@ -242,7 +244,7 @@ KLA_DEVICE void chunk_back(const Params& p, const BackwardLanes<T, GROUP>& at, I
       x.mu[i] = part.starts[h][kBackwardSlots + i][at.thread];
     }
     __syncthreads();
-    Path<T, GROUP> path;
+    Path<T> path;
     replay_path<T, GROUP>(part, at, x, path);
     __syncwarp();  // or the compiler keeps the evidence of both walks in registers, and spills
     if constexpr (SUMMARY) {
@@ -288,8 +290,8 @@ KLA_DEVICE void backward(const Params& p) {
   at.store(p, p.dynamics_parts, p.segments + at.number, dp);
 }
 
-// What a segment does to the adjoint that arrives at its end: five numbers per lane. The first segment of
-// a row needs none.
+// What a segment does to the adjoint that arrives at its end: five numbers per lane. The first segment
+// of a row needs none.
 template <class T, int GROUP, bool VAR>
 KLA_DEVICE void summarise_back(const Params& p) {
   using Shared = Part<T, GROUP>;
@@ -333,8 +335,9 @@ KLA_DEVICE void link_back(const Params& p) {
 }
 
 // dk and dq from the sums of the channel blocks, block after block.
-template <class T, int SLOTS>
+template <class T, int GROUP>
 KLA_DEVICE void sum_slots(const Params& p) {
+  constexpr int SLOTS = BackwardLanes<T, GROUP>::kSlots, kChannels = BackwardLanes<T, GROUP>::kChannels;
   const Int index = static_cast<Int>(blockIdx.x) * kSumThreads + threadIdx.x;
   const Int tokens = p.B * p.T, block = tokens * 2 * SLOTS;
   if (index >= block) return;
@@ -343,8 +346,7 @@ KLA_DEVICE void sum_slots(const Params& p) {
   T* earlier = static_cast<T*>(p.slot_sums) + (which * tokens + token) * p.N + n;
   T sum = p.block0 > 0 ? *earlier : T(0);
   for (Int i = 0; i < p.blocks; ++i) sum += static_cast<const T*>(p.slot_parts)[i * block + index];
-  const Int channels = BackwardLanes<T, SLOTS / kBackwardSlots>::kChannels;
-  if ((p.block0 + p.blocks) * channels < p.D) *earlier = sum;
+  if ((p.block0 + p.blocks) * kChannels < p.D) *earlier = sum;
   else write(which == 0 ? p.dk : p.dq, which == 0 ? p.k.dtype : p.q.dtype, token * p.N + n, sum);
 }
 
@@ -365,14 +367,12 @@ KLA_DEVICE void sum_dynamics(const Params& p) {
 
 }  // namespace kla
 
-KLA_KERNEL(kla_backward, kla::kBackwardThreads<KLA_T>, 4) { kla::backward<KLA_T, KLA_GROUP, false>(p); }
-KLA_KERNEL(kla_backward_variance, kla::kBackwardThreads<KLA_T>, 4) { kla::backward<KLA_T, KLA_GROUP, true>(p); }
-KLA_KERNEL(kla_summarise_back, kla::kBackwardThreads<KLA_T>, 3) {
-  kla::summarise_back<KLA_T, KLA_GROUP, false>(p);
-}
-KLA_KERNEL(kla_summarise_back_variance, kla::kBackwardThreads<KLA_T>, 3) {
-  kla::summarise_back<KLA_T, KLA_GROUP, true>(p);
-}
-KLA_KERNEL(kla_link_back, kla::kSumThreads, 8) { kla::link_back<KLA_T>(p); }
-KLA_KERNEL(kla_sum_slots, kla::kSumThreads, 8) { kla::sum_slots<KLA_T, KLA_GROUP * kla::kBackwardSlots>(p); }
+#define KLA_BACKWARD(name, blocks) KLA_KERNEL(name, kla::kBackwardThreads<KLA_T>, blocks)
+
+KLA_BACKWARD(kla_backward, 4) { kla::backward<KLA_T, KLA_GROUP, false>(p); }
+KLA_BACKWARD(kla_backward_variance, 4) { kla::backward<KLA_T, KLA_GROUP, true>(p); }
+KLA_BACKWARD(kla_summarise_back, 3) { kla::summarise_back<KLA_T, KLA_GROUP, false>(p); }
+KLA_BACKWARD(kla_summarise_back_variance, 3) { kla::summarise_back<KLA_T, KLA_GROUP, true>(p); }
+KLA_KERNEL(kla_link_back, kla::kSumThreads, 4) { kla::link_back<KLA_T>(p); }
+KLA_KERNEL(kla_sum_slots, kla::kSumThreads, 8) { kla::sum_slots<KLA_T, KLA_GROUP>(p); }
 KLA_KERNEL(kla_sum_dynamics, kla::kSumThreads, 8) { kla::sum_dynamics<KLA_T>(p); }

@@ -1,7 +1,7 @@
 // Forward pass. A block owns the lanes of some channels of one segment and walks time; beliefs stay in
 // registers, tokens pass through shared memory. With one segment per row that is the lane-serial
 // schedule. The time-split schedule cuts rows into more segments: kla_summarise finds what each does to
-// any belief, kla_link passes beliefs from segment to segment, then kla_forward replays all of them exactly.
+// any belief, kla_link passes beliefs from segment to segment, then kla_forward replays them all exactly.
 //
 // Compiled once per arithmetic type (KLA_T) and number of threads per channel (KLA_GROUP).
 #include "lanes.h"
@@ -9,9 +9,12 @@
 namespace kla {
 
 constexpr int kForwardThreads = 128, kForwardSlots = 4, kLinkThreads = 128;
-template <class T>
-constexpr bool kDouble = sizeof(T) == 8;
 constexpr int kStepThreads = 128, kStepWarps = kStepThreads / 32;
+// Blocks per multiprocessor: as many as the registers allow without spills.
+template <class T>
+constexpr int kForwardBlocks = sizeof(T) == 8 ? 3 : 8;
+template <class T>
+constexpr int kSummaryBlocks = sizeof(T) == 8 ? 2 : 4;
 
 template <int GROUP>
 using ForwardLanes = Lanes<GROUP, kForwardSlots, kForwardThreads>;
@@ -32,7 +35,7 @@ struct Tile {
     at.stage_channels(p, p.v, t, lv_y);
     at.stage_channels(p, p.lam_v, t, lam_v_y_var);
     // Each thread multiplies the entries that it has just written itself.
-KLA_ROLLED
+    KLA_ROLLED
     for (int i = at.thread; i < kTokens * At::kChannels; i += kForwardThreads)
       lv_y[i / At::kChannels][i % At::kChannels] *= lam_v_y_var[i / At::kChannels][i % At::kChannels];
     at.stage_slots(p, p.k, t, k);
@@ -44,7 +47,7 @@ KLA_ROLLED
   KLA_DEVICE void store(const Params& p, const At& at, Int t) const {
     const bool begun = at.n0 > 0, done = at.n0 + At::kSlots >= p.N;
     T* sums = static_cast<T*>(p.channel_sums);
-KLA_ROLLED
+    KLA_ROLLED
     for (int i = at.thread; i < kTokens * At::kChannels; i += kForwardThreads) {
       const int j = i / At::kChannels, c = i % At::kChannels;
       if (t + j >= at.segment.tokens || at.d0 + c >= p.D) continue;
@@ -89,7 +92,7 @@ KLA_DEVICE void forward(const Params& p) {
       T out[2] = {T(0), T(0)};  // y, y_var
       if (tile.real[j]) {
         const T lam_v = tile.lam_v_y_var[j][at.channel], lv = tile.lv_y[j][at.channel];
-KLA_UNROLL
+        KLA_UNROLL
         for (int i = 0; i < kForwardSlots; ++i) {
           const T k = tile.k[j][at.slot + i], q = tile.q[j][at.slot + i];
           const auto next = filter_step<T>(a[i], pb[i], k * k * lam_v, k * lv, s[i], mu[i]);
@@ -134,7 +137,7 @@ KLA_DEVICE void summarise(const Params& p) {
     for (int j = 0; j < Shared::kTokens && t + j < seg.tokens; ++j) {
       if (!tile.real[j]) continue;
       const T lam_v = tile.lam_v_y_var[j][at.channel], lv = tile.lv_y[j][at.channel];
-KLA_UNROLL
+      KLA_UNROLL
       for (int i = 0; i < kForwardSlots; ++i) {
         const T k = tile.k[j][at.slot + i];
         map[i] = projective_then<T>(map[i], a[i], pb[i], k * k * lam_v, k * lv);
@@ -186,7 +189,9 @@ KLA_DEVICE void step(const Params& p) {
   const bool inside = d < p.D;
   const auto* mask = static_cast<const unsigned char*>(p.mask.data);
   const bool real = mask == nullptr || mask[row * p.mask.stride_b] != 0;
-  const auto token = [&](const Array& x, Int i) { return read<T>(x.data, x.dtype, row * x.stride_b + i); };
+  const auto token = [&](const Array& x, Int i) {
+    return read<T>(x.data, x.dtype, row * x.stride_b + i);
+  };
   const T lam_v = inside && real ? token(p.lam_v, d) : T(0);
   const T lv = inside && real ? lam_v * token(p.v, d) : T(0);
   T y = 0, y_var = 0;
@@ -219,9 +224,11 @@ KLA_DEVICE void step(const Params& p) {
 
 }  // namespace kla
 
-KLA_KERNEL(kla_forward, kla::kForwardThreads, kla::kDouble<KLA_T> ? 3 : 8) { kla::forward<KLA_T, KLA_GROUP, false>(p); }
-KLA_KERNEL(kla_forward_variance, kla::kForwardThreads, kla::kDouble<KLA_T> ? 3 : 8) { kla::forward<KLA_T, KLA_GROUP, true>(p); }
-KLA_KERNEL(kla_summarise, kla::kForwardThreads, kla::kDouble<KLA_T> ? 2 : 4) { kla::summarise<KLA_T, KLA_GROUP>(p); }
-KLA_KERNEL(kla_link, kla::kLinkThreads, 8) { kla::link<KLA_T>(p); }
+#define KLA_FORWARD(name, blocks) KLA_KERNEL(name, kla::kForwardThreads, blocks)
+
+KLA_FORWARD(kla_forward, kla::kForwardBlocks<KLA_T>) { kla::forward<KLA_T, KLA_GROUP, false>(p); }
+KLA_FORWARD(kla_forward_variance, kla::kForwardBlocks<KLA_T>) { kla::forward<KLA_T, KLA_GROUP, true>(p); }
+KLA_FORWARD(kla_summarise, kla::kSummaryBlocks<KLA_T>) { kla::summarise<KLA_T, KLA_GROUP>(p); }
+KLA_KERNEL(kla_link, kla::kLinkThreads, 4) { kla::link<KLA_T>(p); }
 KLA_KERNEL(kla_step, kla::kStepThreads, 8) { kla::step<KLA_T, false>(p); }
 KLA_KERNEL(kla_step_variance, kla::kStepThreads, 8) { kla::step<KLA_T, true>(p); }

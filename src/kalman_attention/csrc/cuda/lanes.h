@@ -61,7 +61,7 @@ struct Lanes {
   // Copies `count` tokens from token t of the segment on into shared memory, with 0 where there is none.
   template <class T, int ROWS>
   KLA_DEVICE void stage_channels(const Params& p, const Array& x, Int t, T (&to)[ROWS][kChannels]) const {
-KLA_ROLLED
+    KLA_ROLLED
     for (int i = thread; i < ROWS * kChannels; i += THREADS) {
       const int j = i / kChannels, c = i % kChannels;
       const bool inside = x.data != nullptr && t + j < segment.tokens && d0 + c < p.D;
@@ -71,7 +71,7 @@ KLA_ROLLED
 
   template <class T, int ROWS>
   KLA_DEVICE void stage_slots(const Params& p, const Array& x, Int t, T (&to)[ROWS][kSlots]) const {
-KLA_ROLLED
+    KLA_ROLLED
     for (int i = thread; i < ROWS * kSlots; i += THREADS) {
       const int j = i / kSlots, n = i % kSlots;
       const bool inside = t + j < segment.tokens && n0 + n < p.N;
@@ -81,7 +81,7 @@ KLA_ROLLED
 
   template <int ROWS>
   KLA_DEVICE void stage_mask(const Params& p, Int t, bool (&real)[ROWS]) const {
-KLA_ROLLED
+    KLA_ROLLED
     for (int j = thread; j < ROWS; j += THREADS) {
       const auto* mask = static_cast<const unsigned char*>(p.mask.data);
       real[j] = t + j < segment.tokens && (mask == nullptr || mask[token(p.mask, t + j)] != 0);
