@@ -6,7 +6,6 @@
 #include <random>
 #include <vector>
 
-
 #include "../params.h"
 
 #undef threadIdx
@@ -73,7 +72,7 @@ struct Machine {
   const Kernel* kernel = nullptr;
   const void* params = nullptr;
   std::mt19937 random;
-  bool shuffle = false, mismatch = false;
+  bool shuffle = false;
 
   Fiber& fiber() { return fibers[static_cast<size_t>(current)]; }
   void yield() { kla_switch(&fiber().stack_pointer, scheduler); }
