@@ -5,12 +5,21 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hf-newest lint format bench sanitize emulate-avx512 clean
+.PHONY: help demo test test-hf-newest lint format bench sanitize emulate-avx512 test-cuda sanitize-cuda clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
 
 NATIVE := CMakeLists.txt $(wildcard src/kalman_attention/csrc/*.h src/kalman_attention/csrc/cpu/*)
+
+# The CUDA kernels for the host: every test of the engines runs them too, where this can be built.
+EMULATED := build/cuda/_kla_cuda_emulated.so
+EMULATE  := -DKLA_EMULATE_CUDA=ON -DCMAKE_CXX_COMPILER=g++
+KERNELS  := CMakeLists.txt $(wildcard $(addprefix src/kalman_attention/csrc/,*.h cuda/* cuda/*/*))
+
+$(EMULATED): $(KERNELS)
+	cmake -S . -B build/cuda $(EMULATE) >/dev/null
+	cmake --build build/cuda -j 2 --target kla_cuda_emulated >/dev/null
 
 # xlstm asks for CUDA kernels that its mLSTM, to which ours is compared, does not need.
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
@@ -26,7 +35,9 @@ demo: $(STAMP)   ## set up, then filter, train KLA and Mamba for a minute, write
 
 test: $(STAMP)   ## set up, lint, type-check and run all tests
 	@$(MAKE) --no-print-directory lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+	@$(MAKE) --no-print-directory $(EMULATED) || echo "the CUDA kernels are not emulated here"
+	KLA_CUDA_EMULATION=$$(ls $(CURDIR)/$(EMULATED) 2>/dev/null) OMP_NUM_THREADS=1 \
+	$(BIN)/python -m pytest -n 2 -q
 
 # torch stays as pinned; transformers and all it brings are the newest that pyproject.toml allows.
 test-hf-newest:  ## run the tests of the adapter with the newest transformers
@@ -62,6 +73,24 @@ emulate-avx512: $(STAMP) ## the kernel's 64-byte vectors on a machine that has o
 	cmake --build build/emulate -j 2
 	KLA_CPU_LIBRARY=$(CURDIR)/build/emulate/_kla_cpu.so OMP_NUM_THREADS=2 \
 	$(BIN)/python -m pytest -q -p no:xdist tests/ops -k "(cpu or linear) and not inductor"
+
+# Rows cut at every chunk, threads in random order, every program through NVRTC and nvcc.
+test-cuda: $(STAMP) $(EMULATED) ## the CUDA kernels on the host, and compiled for three devices
+	KLA_CUDA_EMULATION=$(CURDIR)/$(EMULATED) OMP_NUM_THREADS=1 \
+	$(BIN)/python -m pytest -n 2 -q tests/ops -k "cuda and not inductor"
+	KLA_CUDA_EMULATION=$(CURDIR)/$(EMULATED) OMP_NUM_THREADS=1 \
+	KLA_CUDA_SCHEDULE=split KLA_CUDA_EMULATION_SEED=1 \
+	$(BIN)/python -m pytest -n 2 -q tests/ops -k "cuda and not inductor and not compile"
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[cuda]'
+	KLA_TEST_COMPILE=1 $(BIN)/python -m pytest -n 2 -q tests/ops/cuda/test_compile.py
+
+sanitize-cuda: $(STAMP) ## the emulated CUDA kernels with AddressSanitizer and UBSan
+	cmake -S . -B build/cuda-sanitize $(EMULATE) -DKLA_SANITIZE=ON >/dev/null
+	cmake --build build/cuda-sanitize -j 2 --target kla_cuda_emulated >/dev/null
+	KLA_CUDA_EMULATION=$(CURDIR)/build/cuda-sanitize/_kla_cuda_emulated.so OMP_NUM_THREADS=1 \
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
+	$(BIN)/python -m pytest -q -p no:xdist tests/ops -k "cuda and not inductor and not compile"
 
 clean:           ## remove the environment and everything generated
 	rm -rf $(VENV) $(VENV)-hf build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

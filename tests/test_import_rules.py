@@ -49,6 +49,7 @@ ONLY_IN = {
     "lm_eval": ("evaluation.zero_shot",),
     "triton": ("ops.triton",),
     "fla": ("baselines.fla_kernels",),
+    "cuda": ("ops.cuda",),
     "ctypes": ("ops.cpu", "ops.cuda", "ops.triton", "cli.measure"),  # measure: mallopt
     "torch.utils.cpp_extension": ("ops.cpu", "ops.cuda", "ops.triton"),
     **dict.fromkeys(
@@ -118,6 +119,7 @@ def test_direction_of_import(module):
         ("cli.demo", "import matplotlib.pyplot as plt"),
         ("models.block", "from transformers import PreTrainedModel"),
         ("ops.associative", "from torch.utils.cpp_extension import load"),
+        ("ops.kla_scan", "from cuda.bindings import nvrtc"),
         ("plots.belief", "from kalman_attention.filtering.ou import discretise"),
         ("evaluation.synthetic", "import urllib.request"),
         ("train.checkpoint", "import pickle"),

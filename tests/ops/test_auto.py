@@ -27,6 +27,11 @@ def test_auto_elsewhere_is_plain_torch() -> None:
     assert engines.resolve("auto", torch.device("meta"), torch.float32) == "associative"
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_auto_leaves_alone_what_never_ran_on_a_device(device: str) -> None:
+    assert engines.resolve("auto", torch.device(device), torch.float32) != "cuda"
+
+
 def test_without_the_library_a_call_works_and_says_so_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -15,8 +15,14 @@ template <class V>
 struct FilterStep {
   V s, mu;  // the new belief
   V r;      // 1 / (1 + phi P)
-  V e;      // b - phi a mu: what the token says beyond the prediction
+  V e;      // the innovation, b - phi a mu
 };
+
+// What a token says beyond the prediction.
+template <class V>
+KLA_LANE V innovation(V phi, V b, V m) {
+  return b - phi * m;
+}
 
 // One token in moment form. P is a (a s) + p and never a^2 s + p: the rounding of a stored a^2 would
 // be the same in every step and add up.
@@ -26,7 +32,7 @@ KLA_LANE FilterStep<V> filter_step(V a, V p, V phi, V b, V s, V mu) {
   V r = 1 / (1 + phi * P);
   V s_new = P * r;
   V m = a * mu;
-  V e = b - phi * m;
+  V e = innovation(phi, b, m);
   return {s_new, m + s_new * e, r, e};
 }
 
@@ -45,6 +51,42 @@ KLA_LANE FilterGrad<V> filter_adjoint(V a, V s, V mu, const FilterStep<V>& next,
   V a_dP = a * dP;
   V dphi = -(next.s * (next.s * ds + next.mu * dmu));
   return {a * g, a * a_dP, mu * g + s * (a_dP + a_dP), dP, next.s * dmu, dphi};
+}
+
+// A stretch of tokens as one linear map of (x, w, u), where s = x / w and mu = u / w: the matrix
+// ((xx, xw, 0), (wx, ww, 0), (ux, uw, uu)) of filtering/projective.py. Only its directions count, so it
+// may be scaled freely.
+template <class V>
+struct Projective {
+  V xx, xw, wx, ww, ux, uw, uu;
+};
+
+// The map of no token at all.
+template <class V>
+KLA_LANE Projective<V> projective_identity() {
+  return {V(1), V(0), V(0), V(1), V(0), V(0), V(1)};
+}
+
+// The map m followed by one token, with a (a x) as in filter_step.
+template <class V>
+KLA_LANE Projective<V> projective_then(const Projective<V>& m, V a, V p, V phi, V b) {
+  V xx = a * (a * m.xx) + p * m.wx;
+  V xw = a * (a * m.xw) + p * m.ww;
+  return {xx, xw, m.wx + phi * xx, m.ww + phi * xw, a * m.ux + b * xx, a * m.uw + b * xw, a * m.uu};
+}
+
+// The same map times a number.
+template <class V>
+KLA_LANE Projective<V> projective_scale(const Projective<V>& m, V c) {
+  return {m.xx * c, m.xw * c, m.wx * c, m.ww * c, m.ux * c, m.uw * c, m.uu * c};
+}
+
+// The belief after the map, from the belief before it; in place.
+template <class V>
+KLA_LANE void projective_apply(const Projective<V>& m, V& s, V& mu) {
+  V inverse = 1 / (m.wx * s + m.ww);
+  mu = (m.ux * s + m.uw + m.uu * mu) * inverse;
+  s = (m.xx * s + m.xw) * inverse;
 }
 
 }  // namespace kla

@@ -178,6 +178,20 @@ class EngineModule(Protocol):
         ...
 
 
+class StepFunction(Protocol):
+    """A single token per row: ``forward`` for inputs without the T axis."""
+
+    def __call__(self, inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
+        """Filter v, lam_v ``[B, D]``, k, q ``[B, N]`` with mask ``[B]``; no checkpoints."""
+        ...
+
+
+class StepEngineModule(EngineModule, Protocol):
+    """An engine with a single-token kernel."""
+
+    step: StepFunction
+
+
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """Dtype of arithmetic and belief for inputs of ``dtype``."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -13,8 +13,9 @@ from typing import cast
 
 import torch
 
-from kalman_attention.ops.contract import EngineModule
+from kalman_attention.ops.contract import EngineModule, StepEngineModule, StepFunction
 from kalman_attention.ops.cpu import library
+from kalman_attention.ops.cuda import device, emulation
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -29,6 +30,7 @@ class Engine:
         devices: device types it serves; empty means any.
         dtypes: dtypes of v it serves.
         location: ``module`` or ``module:attribute`` that has forward and backward.
+        step: has a single-token kernel of its own.
         eager_only: cannot run inside a compiled or exported graph.
         missing: what it lacks on this machine, or None. Plain data, found out at import, so that
             the choice of an engine can be traced by compilers.
@@ -39,12 +41,17 @@ class Engine:
     devices: tuple[str, ...]
     location: str
     dtypes: tuple[torch.dtype, ...] = _FLOATS
+    step: bool = False
     eager_only: bool = False
     missing: str | None = None
 
     def load(self) -> EngineModule:
         """Import the engine."""
         return _load(self.location)
+
+    def load_step(self) -> StepFunction:
+        """Import its single-token kernel."""
+        return cast(StepEngineModule, _load(self.location)).step
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Why a call on ``device`` with v in ``dtype`` cannot be served, or None if it can."""
@@ -82,6 +89,7 @@ ENGINES = {
             summary="fused native loop, vectorised over channels and threaded",
             devices=("cpu",),
             location=f"{_PACKAGE}.cpu",
+            step=True,
             missing=library.why_not(),
         ),
         Engine(
@@ -89,6 +97,15 @@ ENGINES = {
             summary="chunked projective scan in plain torch operations",
             devices=(),
             location=f"{_PACKAGE}.associative",
+        ),
+        # Below an engine that serves every device: ``auto`` does not choose what never ran on one.
+        Engine(
+            name="cuda",
+            summary="fused CUDA kernels, compiled at run time; never run on a GPU so far",
+            devices=("cuda", "cpu") if emulation.LIBRARY else ("cuda",),
+            location=f"{_PACKAGE}.cuda",
+            step=True,
+            missing=None if emulation.LIBRARY else device.why_not(),
         ),
         Engine(
             name="mobius",
@@ -109,7 +126,7 @@ ENGINES = {
 """Every engine behind the registered op, in the order ``auto`` prefers them."""
 
 NATIVE = "cpu"
-"""The engine with a single-token kernel of its own."""
+"""The engine that CPU tensors should have; without it they go some fifty times slower."""
 
 REFERENCE = "reference"
 """The loop of ``ops/reference.py``: plain torch code, differentiated by autograd, no op."""
@@ -157,7 +174,7 @@ def _auto(device: torch.device, dtype: torch.dtype) -> str:
 
 @functools.cache
 def _warn_slow(reason: str) -> None:
-    """Say once that the fast engine is missing; the call goes on, some fifty times slower."""
+    """Say once that the fast engine is missing; the call goes on."""
     warnings.warn(
         f"kla_scan runs the slow torch engine on CPU tensors: {reason}. "
         "`kla check` shows what is usable; engine='associative' silences this.",

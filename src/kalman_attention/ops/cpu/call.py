@@ -12,10 +12,9 @@ from torch import Tensor
 
 from kalman_attention.ops.contract import CHUNK
 from kalman_attention.ops.cpu.library import ABI_VERSION, ISA, POOL, check, load
+from kalman_attention.ops.raw import DTYPES, NO_ARRAY, array, at, dense, rows
 
-DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 PARAMS = struct.Struct("=41q")
-NO_ARRAY = (0, 0, 0, 0)
 KALMAN, LINEAR = 0, 1
 
 _GRADS = struct.Struct("=18q")
@@ -102,32 +101,10 @@ def run_backward(
     dy, dy_var = (None if x is None else rows(x) for x in inputs[:2])
     dmean, dvariance = (None if x is None else dense(x, dtype) for x in inputs[2:])
     packed = _GRADS.pack(
-        *_array(dy), *_array(dy_var), at(dmean), at(dvariance), *(at(x) for x in grads)
+        *array(dy), *array(dy_var), at(dmean), at(dvariance), *(at(x) for x in grads)
     )
     outputs = Outputs(checkpoints=dense(checkpoints, dtype))
     check(load().kla_scan_backward(_pack(call, outputs, isa, pool), packed))
-
-
-def rows(x: Tensor) -> Tensor:
-    """The same values with a contiguous last axis."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def dense(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same values, contiguous and in ``dtype``."""
-    # Asking first is ten times cheaper than a Tensor.to that has nothing to do.
-    return x.contiguous() if x.dtype is dtype else x.to(dtype).contiguous()
-
-
-def at(x: Tensor | None) -> int:
-    """Address of x; 0 for None."""
-    return 0 if x is None else x.data_ptr()
-
-
-def _array(x: Tensor | None) -> tuple[int, int, int, int]:
-    if x is None:
-        return NO_ARRAY
-    return (x.data_ptr(), x.stride(0), x.stride(1), DTYPES[x.dtype])
 
 
 def _pack(call: Call, out: Outputs, isa: str, pool: str) -> bytes:
@@ -135,10 +112,10 @@ def _pack(call: Call, out: Outputs, isa: str, pool: str) -> bytes:
     return PARAMS.pack(
         *(ABI_VERSION, call.model, DTYPES[call.mean_0.dtype], ISA[isa], POOL[pool]),
         *(torch.get_num_threads(), B, T, N, D, R),
-        *_array(call.v),
-        *_array(call.lam_v),
-        *_array(call.k),
-        *_array(call.q),
+        *array(call.v),
+        *array(call.lam_v),
+        *array(call.k),
+        *array(call.q),
         *(NO_ARRAY if mask is None else (mask.data_ptr(), *mask.stride(), 0)),
         *(at(call.a_bar), at(call.p_bar), at(call.mean_0), at(call.variance_0)),
         *(at(call.cu_seqlens), *(at(x) for x in out)),

@@ -5,20 +5,17 @@ from torch import Tensor
 
 from kalman_attention.ops.contract import ScanGrads, ScanInputs, ScanResult
 from kalman_attention.ops.cpu.call import (
-    DTYPES,
     KALMAN,
-    NO_ARRAY,
     PARAMS,
     Call,
     Outputs,
-    at,
-    dense,
     new_checkpoints,
     prepare,
     run_backward,
     run_forward,
 )
 from kalman_attention.ops.cpu.library import ABI_VERSION, check, load
+from kalman_attention.ops.raw import DTYPES, NO_ARRAY, at, dense
 
 
 def forward(

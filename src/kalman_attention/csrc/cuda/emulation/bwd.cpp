@@ -1,0 +1,2 @@
+// The backward kernels on the host.
+#include "../kla_scan_bwd.cu"

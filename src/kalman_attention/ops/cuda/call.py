@@ -1,0 +1,117 @@
+"""How a launch is told what to do: one struct of 64-bit words, ``Params`` of csrc/cuda/params.h."""
+
+import struct
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kalman_attention.ops.contract import ScanInputs
+from kalman_attention.ops.cuda import device, emulation
+from kalman_attention.ops.cuda.plan import Plan
+from kalman_attention.ops.cuda.program import Program
+from kalman_attention.ops.raw import array, at, dense, rows
+
+_ARRAYS = ("v", "lam_v", "k", "q", "dy", "dy_var")
+
+
+class Params(NamedTuple):
+    """The struct, field by field; None is a null pointer."""
+
+    B: int
+    T: int
+    N: int
+    D: int
+    R: int
+    span: int
+    segments: int
+    chunks: int
+    n0: int
+    block0: int
+    blocks: int
+    v: Tensor
+    lam_v: Tensor
+    k: Tensor
+    q: Tensor
+    mask: Tensor | None
+    a_bar: Tensor
+    p_bar: Tensor
+    mean_0: Tensor
+    variance_0: Tensor
+    cu_seqlens: Tensor | None
+    y: Tensor | None = None
+    y_var: Tensor | None = None
+    mean: Tensor | None = None
+    variance: Tensor | None = None
+    checkpoints: Tensor | None = None
+    summaries: Tensor | None = None
+    borders: Tensor | None = None
+    channel_sums: Tensor | None = None
+    dy: Tensor | None = None
+    dy_var: Tensor | None = None
+    dmean: Tensor | None = None
+    dvariance: Tensor | None = None
+    dv: Tensor | None = None
+    dlam_v: Tensor | None = None
+    dk: Tensor | None = None
+    dq: Tensor | None = None
+    da_bar: Tensor | None = None
+    dp_bar: Tensor | None = None
+    dmean_0: Tensor | None = None
+    dvariance_0: Tensor | None = None
+    slot_parts: Tensor | None = None
+    slot_sums: Tensor | None = None
+    dynamics_parts: Tensor | None = None
+
+    def pack(self) -> bytes:
+        """The struct as the kernels read it."""
+        words: list[int] = []
+        for name, x in zip(self._fields, self, strict=True):
+            if isinstance(x, int):
+                words.append(x)
+            elif name == "mask":
+                words += (0, 0, 0, 0) if x is None else (x.data_ptr(), *x.stride(), 0)
+            elif name in _ARRAYS:
+                words += array(x)
+            else:
+                words.append(at(x))
+        return struct.pack(f"={len(words)}q", *words)
+
+
+def prepare(inputs: ScanInputs, plan: Plan, dtype: torch.dtype) -> Params:
+    """The inputs of a call: dense last axes, dynamics and beliefs in the arithmetic dtype."""
+    (B, T, D), (R, N, _) = inputs.v.shape, inputs.mean_0.shape
+    borders = inputs.cu_seqlens
+    if borders is not None:
+        borders = dense(borders.to(inputs.v.device), torch.int64)
+    return Params(
+        B=B,
+        T=T,
+        N=N,
+        D=D,
+        R=R,
+        span=plan.span,
+        segments=plan.segments,
+        chunks=inputs.chunks,
+        blocks=plan.blocks,
+        v=rows(inputs.v),
+        lam_v=rows(inputs.lam_v),
+        k=rows(inputs.k),
+        q=rows(inputs.q),
+        mask=inputs.mask,
+        a_bar=dense(inputs.a_bar, dtype),
+        p_bar=dense(inputs.p_bar, dtype),
+        mean_0=dense(inputs.mean_0, dtype),
+        variance_0=dense(inputs.variance_0, dtype),
+        cu_seqlens=borders,
+        n0=0,
+        block0=0,
+    )
+
+
+def launch(program: Program, kernel: str, blocks: int, threads: int, params: Params) -> None:
+    """Run a kernel on the device of the inputs, or in the emulation if they are on the CPU."""
+    if blocks == 0:
+        return
+    run = emulation.launch if params.v.device.type == "cpu" else device.launch
+    run(program, kernel, blocks, threads, params.pack(), params.v.device)

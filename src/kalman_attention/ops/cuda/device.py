@@ -1,0 +1,105 @@
+"""Compiles the programs at run time by NVRTC and launches their kernels on torch's stream.
+
+Through NVIDIA's ``cuda-bindings``: no torch C++ interface, no toolkit, one wheel for every device.
+This has never run on a GPU. What has been shown is said in docs/engines.md.
+"""
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kalman_attention.ops.cuda.program import CSRC, Program
+
+_INSTALL = "pip install 'kalman_attention[cuda]'"
+
+
+def why_not() -> str | None:
+    """What is missing to compile and launch, or None. Nothing is imported to find out."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("cuda")
+    places = [] if spec is None else list(spec.submodule_search_locations or [])
+    if not any((Path(place) / "bindings").is_dir() for place in places):
+        return f"the package cuda-bindings is missing; {_INSTALL}"
+    return None
+
+
+def compile_program(program: Program, architecture: str) -> bytes:
+    """The cubin of a program; needs no device.
+
+    Args:
+        program: what to compile.
+        architecture: such as ``sm_90``.
+
+    Raises:
+        RuntimeError: NVRTC refuses; the text has its log.
+    """
+    from cuda.bindings import nvrtc
+
+    source, name = program.path.read_bytes(), program.path.name.encode()
+    handle = _checked(nvrtc, nvrtc.nvrtcCreateProgram(source, name, 0, [], []))
+    include = f"--include-path={CSRC / 'cuda'}"
+    options = [
+        x.encode() for x in (*program.options, include, f"--gpu-architecture={architecture}")
+    ]
+    try:
+        (error,) = nvrtc.nvrtcCompileProgram(handle, len(options), options)
+        if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            log = bytearray(_checked(nvrtc, nvrtc.nvrtcGetProgramLogSize(handle)))
+            _checked(nvrtc, nvrtc.nvrtcGetProgramLog(handle, log))
+            raise RuntimeError(f"NVRTC cannot compile {program.name}: {log.decode()}")
+        cubin = bytearray(_checked(nvrtc, nvrtc.nvrtcGetCUBINSize(handle)))
+        _checked(nvrtc, nvrtc.nvrtcGetCUBIN(handle, cubin))
+    finally:
+        nvrtc.nvrtcDestroyProgram(handle)
+    return bytes(cubin)
+
+
+def launch(
+    program: Program, kernel: str, blocks: int, threads: int, params: bytes, device: torch.device
+) -> None:
+    """Launch a kernel on torch's current stream of ``device``."""
+    from cuda.bindings import driver
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    with torch.cuda.device(index):
+        function = _function(program, kernel, index)
+        stream = torch.cuda.current_stream(index).cuda_stream
+        # The driver copies the struct before it returns.
+        struct = ctypes.create_string_buffer(params, len(params))
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(struct))
+        grid, block = (blocks, 1, 1), (threads, 1, 1)
+        result = driver.cuLaunchKernel(
+            function, *grid, *block, 0, stream, ctypes.addressof(arguments), 0
+        )
+        _checked(driver, result)
+
+
+@functools.cache
+def _function(program: Program, kernel: str, device: int) -> Any:
+    """A kernel as the driver knows it in the context of one device."""
+    from cuda.bindings import driver
+
+    major, minor = torch.cuda.get_device_capability(device)
+    library = _library(program, f"sm_{major}{minor}")
+    found = _checked(driver, driver.cuLibraryGetKernel(library, kernel.encode()))
+    return _checked(driver, driver.cuKernelGetFunction(found))
+
+
+@functools.cache
+def _library(program: Program, architecture: str) -> Any:
+    from cuda.bindings import driver
+
+    cubin = compile_program(program, architecture)
+    return _checked(driver, driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
+
+
+def _checked(api: Any, result: tuple[Any, ...]) -> Any:
+    """The value of a call of either interface; its error as an exception."""
+    error, *values = result
+    if int(error) != 0:
+        raise RuntimeError(f"{api.__name__.rpartition('.')[2]}: {error}")
+    return values[0] if values else None

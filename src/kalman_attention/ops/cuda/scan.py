@@ -1,0 +1,173 @@
+"""Forward, backward and single step of the CUDA engine, as the engine contract asks."""
+
+import torch
+from torch import Tensor
+
+from kalman_attention.ops.contract import ScanGrads, ScanInputs, ScanResult
+from kalman_attention.ops.cuda.call import Params, launch, prepare
+from kalman_attention.ops.cuda.plan import (
+    LINK_THREADS,
+    STEP,
+    SUM_THREADS,
+    Plan,
+    backward_plan,
+    forward_plan,
+)
+from kalman_attention.ops.cuda.program import Program, program
+from kalman_attention.ops.raw import dense, rows
+
+PART_BYTES = 2**28
+"""Room for dk and dq per channel block; calls that need more go through channels in waves."""
+
+
+def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanResult:
+    """Filter every row.
+
+    Args:
+        inputs: validated arguments.
+        return_variance: also compute y_var.
+        save: keep the belief before each chunk, for ``backward``.
+
+    Returns:
+        Outputs, last beliefs and checkpoints.
+    """
+    dtype = inputs.arithmetic_dtype
+    plan = forward_plan(inputs)
+    unit, params = program("fwd", dtype, plan.group), prepare(inputs, plan, dtype)
+    params = _with_outputs(params, inputs.v, return_variance)
+    if save:
+        params = params._replace(checkpoints=_new_checkpoints(params))
+    if plan.split(params.R):
+        params = params._replace(summaries=_lanes(params, 7), borders=_lanes(params, 2))
+        _each_round(unit, "kla_summarise", plan, params)
+        _each_lane(unit, "kla_link", params, params.R)
+    if plan.slots < params.N:
+        params = params._replace(channel_sums=_tokens(params, 1 + return_variance))
+    _each_round(unit, "kla_forward" + "_variance" * return_variance, plan, params)
+    return _result(inputs, params)
+
+
+def backward(
+    inputs: ScanInputs,
+    checkpoints: Tensor,
+    dy: Tensor | None,
+    dy_var: Tensor | None,
+    dmean: Tensor | None,
+    dvariance: Tensor | None,
+) -> ScanGrads:
+    """Exact gradients of the eight floating inputs; see ``EngineModule.backward``."""
+    dtype = inputs.arithmetic_dtype
+    plan = backward_plan(inputs, dtype)
+    unit, params = program("bwd", dtype, plan.group), prepare(inputs, plan, dtype)
+    floats = (*inputs[:4], params.a_bar, params.p_bar, params.mean_0, params.variance_0)
+    grads = ScanGrads(*(torch.empty_like(x, memory_format=torch.contiguous_format) for x in floats))
+    params = params._replace(
+        checkpoints=dense(checkpoints, dtype),
+        dy=None if dy is None else rows(dy),
+        dy_var=None if dy_var is None else rows(dy_var),
+        dmean=None if dmean is None else dense(dmean, dtype),
+        dvariance=None if dvariance is None else dense(dvariance, dtype),
+        **{f"d{name}": grad for name, grad in grads._asdict().items()},
+        dynamics_parts=_lanes(params, 2),
+    )
+    if plan.split(params.R):
+        params = params._replace(summaries=_lanes(params, 5), borders=_lanes(params, 2))
+        _each_round(unit, "kla_summarise_back" + _variance(dy_var), plan, params)
+        _each_lane(unit, "kla_link_back", params, params.R)
+    if plan.slots < params.N:
+        params = params._replace(channel_sums=_tokens(params, 2))
+    _walk_back(unit, plan, params)
+    _each_lane(unit, "kla_sum_dynamics", params, 1)
+    return ScanGrads(*(g.to(x.dtype) for g, x in zip(grads, inputs[:8], strict=True)))
+
+
+def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
+    """Filter one token per row: ``forward`` for inputs without the T axis.
+
+    Args:
+        inputs: v, lam_v ``[B, D]``, k, q ``[B, N]``, mask ``[B]``.
+        return_variance: also compute y_var.
+
+    Returns:
+        y and y_var ``[B, D]``, the new belief, no checkpoints.
+    """
+    v, lam_v, k, q = (x.unsqueeze(1) for x in inputs[:4])
+    mask = None if inputs.mask is None else inputs.mask.unsqueeze(1)
+    tokens = inputs._replace(v=v, lam_v=lam_v, k=k, q=q, mask=mask)
+    params, blocks = prepare(tokens, STEP, inputs.compute_dtype), -(-v.shape[-1] // STEP.channels)
+    params = _with_outputs(params, inputs.v, return_variance)._replace(blocks=blocks)
+    unit = program("fwd", inputs.compute_dtype, STEP.group)
+    kernel = "kla_step" + "_variance" * return_variance
+    launch(unit, kernel, params.R * blocks, STEP.threads, params)
+    return _result(inputs, params)
+
+
+def _walk_back(unit: Program, plan: Plan, params: Params) -> None:
+    """The exact backward pass: for some slots and some channel blocks at a time."""
+    tokens, size = params.B * params.T, params.mean_0.element_size()
+    wave = max(1, PART_BYTES // max(1, tokens * 2 * plan.slots * size))
+    wave = min(wave, plan.blocks)
+    params = params._replace(
+        slot_parts=params.mean_0.new_empty(wave, tokens, 2, plan.slots),
+        slot_sums=params.mean_0.new_empty(2, tokens, params.N) if wave < plan.blocks else None,
+    )
+    sums = -(-tokens * 2 * plan.slots // SUM_THREADS)
+    for n0 in range(0, params.N, plan.slots):
+        for block0 in range(0, plan.blocks, wave):
+            blocks = min(wave, plan.blocks - block0)
+            part = params._replace(n0=n0, block0=block0, blocks=blocks)
+            kernel = "kla_backward" + _variance(params.dy_var)
+            launch(unit, kernel, plan.segments * blocks, plan.threads, part)
+            launch(unit, "kla_sum_slots", sums, SUM_THREADS, part)
+
+
+def _each_round(unit: Program, kernel: str, plan: Plan, params: Params) -> None:
+    """Launch a kernel over all segments and channels, once for every ``plan.slots`` slots."""
+    for n0 in range(0, params.N, plan.slots):
+        part = params._replace(n0=n0)
+        launch(unit, kernel, plan.segments * plan.blocks, plan.threads, part)
+
+
+def _each_lane(unit: Program, kernel: str, params: Params, matrices: int) -> None:
+    """Launch a kernel with one thread per entry of ``matrices`` arrays of shape ``[N, D]``."""
+    lanes = matrices * params.N * params.D
+    launch(unit, kernel, -(-lanes // LINK_THREADS), LINK_THREADS, params)
+
+
+def _variance(dy_var: Tensor | None) -> str:
+    return "" if dy_var is None else "_variance"
+
+
+def _lanes(params: Params, fields: int) -> Tensor:
+    return params.mean_0.new_empty(fields, params.segments, params.N, params.D)
+
+
+def _tokens(params: Params, fields: int) -> Tensor:
+    return params.mean_0.new_empty(fields, params.B, params.T, params.D)
+
+
+def _with_outputs(params: Params, v: Tensor, return_variance: bool) -> Params:
+    y = torch.empty_like(v, memory_format=torch.contiguous_format)
+    return params._replace(
+        y=y,
+        y_var=torch.empty_like(y) if return_variance else None,
+        mean=torch.empty_like(params.mean_0),
+        variance=torch.empty_like(params.mean_0),
+    )
+
+
+def _new_checkpoints(params: Params) -> Tensor:
+    """Room for the belief before each chunk; slots that documents leave out are 0."""
+    shape = (2, params.chunks, params.N, params.D)
+    like = params.mean_0
+    return like.new_empty(shape) if params.cu_seqlens is None else like.new_zeros(shape)
+
+
+def _result(inputs: ScanInputs, params: Params) -> ScanResult:
+    assert params.y is not None
+    assert params.mean is not None
+    assert params.variance is not None
+    dtype = inputs.compute_dtype
+    saved = None if params.checkpoints is None else params.checkpoints.to(dtype)
+    last = params.mean.to(dtype), params.variance.to(dtype)
+    return ScanResult(params.y, params.y_var, *last, saved)
