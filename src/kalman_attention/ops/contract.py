@@ -164,6 +164,14 @@ class EngineModule(Protocol):
         ...
 
 
+class StepModule(Protocol):
+    """The third function of an engine that has a kernel for a single token."""
+
+    def step(self, inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
+        """Filter one token per row: inputs without the T axis, no gradients, no checkpoints."""
+        ...
+
+
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """Dtype of arithmetic and belief for inputs of ``dtype``."""
     return torch.float64 if dtype == torch.float64 else torch.float32

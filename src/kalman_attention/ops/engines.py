@@ -6,6 +6,8 @@ a call raises and names one that can; nothing is swapped silently.
 
 import functools
 import importlib
+import importlib.util
+import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,8 @@ class Engine:
         dtypes: dtypes of v it serves.
         location: ``module`` or ``module:attribute`` that has forward and backward.
         eager_only: cannot run inside a compiled or exported graph.
+        steps: has a kernel for a single token, ``step``.
+        never_auto: device types on which ``auto`` passes it over.
         missing: what it lacks on this machine, or None. Plain data, found out at import, so that
             the choice of an engine can be traced by compilers.
     """
@@ -40,6 +44,8 @@ class Engine:
     location: str
     dtypes: tuple[torch.dtype, ...] = _FLOATS
     eager_only: bool = False
+    steps: bool = False
+    never_auto: tuple[str, ...] = ()
     missing: str | None = None
 
     def load(self) -> EngineModule:
@@ -72,6 +78,13 @@ def _torch_scan_missing() -> str | None:
     return None
 
 
+def _triton_missing() -> str | None:
+    # Looked up, not imported: it takes a second to load.
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed; pip install 'kalman_attention[triton]'"
+    return None
+
+
 _PACKAGE = "kalman_attention.ops"
 
 ENGINES = {
@@ -82,7 +95,18 @@ ENGINES = {
             summary="fused native loop, vectorised over channels and threaded",
             devices=("cpu",),
             location=f"{_PACKAGE}.cpu",
+            steps=True,
             missing=library.why_not(),
+        ),
+        Engine(
+            name="triton",
+            summary="fused Triton kernels, one warp per row, channel block and time segment",
+            # Triton's interpreter runs the kernels on CPU tensors, for tests.
+            devices=("cuda", "cpu") if os.environ.get("TRITON_INTERPRET") == "1" else ("cuda",),
+            location=f"{_PACKAGE}.triton",
+            steps=True,
+            never_auto=("cpu",),
+            missing=_triton_missing(),
         ),
         Engine(
             name="associative",
@@ -109,7 +133,7 @@ ENGINES = {
 """Every engine behind the registered op, in the order ``auto`` prefers them."""
 
 NATIVE = "cpu"
-"""The engine with a single-token kernel of its own."""
+"""The engine whose absence makes CPU tensors slow."""
 
 REFERENCE = "reference"
 """The loop of ``ops/reference.py``: plain torch code, differentiated by autograd, no op."""
@@ -148,9 +172,9 @@ def resolve(name: str, device: torch.device, dtype: torch.dtype) -> str:
 def _auto(device: torch.device, dtype: torch.dtype) -> str:
     for engine in ENGINES.values():
         reason = engine.why_not(device, dtype)
-        if reason is None:
+        if reason is None and device.type not in engine.never_auto:
             return engine.name
-        if engine.name == NATIVE and device.type == "cpu" and not torch.compiler.is_compiling():
+        if reason and engine.name == NATIVE and device.type == "cpu" and not torch.compiler.is_compiling():
             _warn_slow(reason)
     return REFERENCE
 

@@ -5,7 +5,7 @@ This file is the only autograd boundary. Engines sit behind two registered ops,
 ``torch.export`` and friends see one opaque differentiable call whatever the engine.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,9 +13,8 @@ from torch import Tensor
 from kalman_attention._typing import Dynamics, Keys, Mask, Precisions, Values
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.ops.checks import check_bounds, check_scan, check_step
-from kalman_attention.ops.contract import ScanInputs
-from kalman_attention.ops.cpu import step as native_step
-from kalman_attention.ops.engines import ENGINES, NATIVE, REFERENCE, resolve
+from kalman_attention.ops.contract import ScanInputs, StepModule
+from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
 from kalman_attention.ops.output import ScanOutput
 from kalman_attention.ops.reference import kla_step_ref, reference_scan
 
@@ -95,19 +94,20 @@ def kla_step(
     """
     inputs = check_step(v, lam_v, k, q, a_bar, p_bar, state, mask)
     chosen = resolve(engine, v.device, v.dtype)
-    if chosen != NATIVE:
+    if chosen == REFERENCE or not ENGINES[chosen].steps:
         return kla_step_ref(inputs, return_variance=return_variance)
     if torch.compiler.is_compiling() or _needs_gradients(inputs):
-        return _step_by_scan(inputs, return_variance)
-    result = native_step(inputs, return_variance=return_variance)
+        return _step_by_scan(inputs, return_variance, chosen)
+    module = cast(StepModule, ENGINES[chosen].load())
+    result = module.step(inputs, return_variance=return_variance)
     return ScanOutput(result.y, result.y_var, KLAState(result.mean, result.variance))
 
 
-def _step_by_scan(inputs: ScanInputs, return_variance: bool) -> ScanOutput:
+def _step_by_scan(inputs: ScanInputs, return_variance: bool, engine: str) -> ScanOutput:
     """A step as a scan over one token, where the registered op is needed."""
     v, lam_v, k, q = (x.unsqueeze(1) for x in inputs[:4])
     mask = None if inputs.mask is None else inputs.mask.unsqueeze(1)
-    out = _run(inputs._replace(v=v, lam_v=lam_v, k=k, q=q, mask=mask), return_variance, NATIVE)
+    out = _run(inputs._replace(v=v, lam_v=lam_v, k=k, q=q, mask=mask), return_variance, engine)
     y_var = None if out.y_var is None else out.y_var.squeeze(1)
     return ScanOutput(out.y.squeeze(1), y_var, out.state)
 

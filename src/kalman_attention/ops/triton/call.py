@@ -7,6 +7,9 @@ from torch import Tensor
 
 from kalman_attention.ops.contract import ScanInputs
 
+FUSION = {"enable_fp_fusion": True}
+"""Compiler option of every launch, said aloud because its default depends on the release."""
+
 
 class Tokens(NamedTuple):
     """What every kernel that walks time is given, in the order of its parameters.

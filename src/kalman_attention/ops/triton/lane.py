@@ -27,24 +27,24 @@ def filter_step(a, p, phi, b, s, mu):
 
 
 @triton.jit
-def filter_adjoint(a, p, phi, b, s, mu, dmu, ds):
-    """Adjoint of ``filter_step``: dmu, ds before the token, then da, dp, db, dphi.
+def filter_adjoint(a, phi, b, s, mu, s_new, r, dmu, ds):
+    """Adjoint of ``filter_step``: dmu and ds before the token, then da, dp, db, dphi.
 
-    s and mu are the belief before the token; dmu and ds belong to the belief after it.
+    s and mu are the belief before the token, s_new the variance after it; dmu and ds are the
+    adjoints of the belief after it.
     """
-    s_new, _, r = filter_step(a, p, phi, b, s, mu)
     g = r * dmu
     gm = g * (a * mu)
     dS = ds + b * dmu
     dP = r * (r * dS - phi * gm)
     a_dP = a * dP
-    return a * g, a * a_dP, mu * g + s * (a_dP + a_dP), dP, s_new * dmu, -s_new * (s_new * dS + gm)
+    da = mu * g + s * (a_dP + a_dP)
+    return a * g, a * a_dP, da, dP, s_new * dmu, -(s_new * (s_new * dS + gm))
 
 
 @triton.jit
-def pull_back(a, p, phi, b, s, mu, dmu, ds):
-    """The first two results of ``filter_adjoint``, for walks that collect no gradients."""
-    _, _, r = filter_step(a, p, phi, b, s, mu)
+def pull_back(a, phi, b, mu, r, dmu, ds):
+    """dmu and ds of ``filter_adjoint`` alone, for a walk that collects no gradients."""
     g = r * dmu
     dP = r * (r * (ds + b * dmu) - phi * (g * (a * mu)))
     return a * g, a * (a * dP)

@@ -27,6 +27,9 @@ BACKWARD_LANES = 256
 WINDOW = 4
 """Tokens whose beliefs a backward program holds in registers."""
 
+WAVE = 8 * FILL
+"""Backward programs per launch, which share one scratch array with the next launch."""
+
 
 class Plan(NamedTuple):
     """How one pass is cut.
@@ -62,6 +65,11 @@ def cut(rows: int, T: int, N: int, D: int, lanes: int) -> Plan:
         return Plan(block_n, block_d, blocks, 1, chunks)
     per_segment = ceil(chunks, segments)
     return Plan(block_n, block_d, blocks, ceil(chunks, per_segment), per_segment)
+
+
+def wave_rows(cut: Plan) -> int:
+    """Rows whose backward programs run in one launch."""
+    return max(1, WAVE // (cut.blocks * cut.segments))
 
 
 def ceil(x: int, y: int) -> int:

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kalman_attention.ops.contract import CHUNK, ScanInputs, ScanResult
-from kalman_attention.ops.triton.call import Tokens, new_checkpoints, prepare
+from kalman_attention.ops.triton.call import FUSION, Tokens, new_checkpoints, prepare
 from kalman_attention.ops.triton.lane import filter_step, project, reciprocal
 from kalman_attention.ops.triton.place import (
     chunks_of,
@@ -156,7 +156,7 @@ def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanRes
         *tokens.arrays, *tokens.strides, *tokens.dynamics, *starts,
         y, y_var, mean, variance, checkpoints,
         T, N, D, inputs.chunks, cut.blocks, cut.segments, cut.per_segment,
-        CHUNK, cut.block_n, cut.block_d, num_warps=1,
+        CHUNK, cut.block_n, cut.block_d, num_warps=1, **FUSION,
     )  # fmt: skip
     dtype = inputs.compute_dtype
     saved = None if checkpoints is None else checkpoints.to(dtype)
@@ -172,9 +172,9 @@ def _starts(inputs: ScanInputs, tokens: Tokens, cut: Plan) -> tuple[Tensor, Tens
     sizes = (T, N, D, cut.blocks, cut.segments, cut.per_segment, maps.stride(0))
     tile = (CHUNK, cut.block_n, cut.block_d)
     summary_kernel[(R * cut.segments * cut.blocks,)](
-        *tokens.arrays, *tokens.strides, *tokens.dynamics, maps, *sizes, *tile, num_warps=1
+        *tokens.arrays, *tokens.strides, *tokens.dynamics, maps, *sizes, *tile, num_warps=1, **FUSION
     )
     starts_kernel[(R * cut.blocks,)](
-        cu_seqlens, maps, *tokens.state_0, *starts, *sizes, *tile, num_warps=1
+        cu_seqlens, maps, *tokens.state_0, *starts, *sizes, *tile, num_warps=1, **FUSION
     )
     return starts

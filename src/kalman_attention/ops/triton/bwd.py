@@ -1,0 +1,385 @@
+"""Backward pass: chunks in reverse, replayed from their checkpoints, with scalar adjoints.
+
+A chunk is replayed twice. The first replay keeps the belief before every window of a few tokens in
+a small scratch array, the second brings the beliefs of one window into registers, last window first,
+where the adjoints of mean and variance walk back over them.
+
+Given the beliefs, an adjoint walks back by a linear map. So time can be split here too:
+``reverse_summary_kernel`` reduces a segment to five numbers per lane, ``incoming_kernel`` carries
+the last adjoint over them, ``adjoint_kernel`` walks every segment with what truly arrives there.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs
+from kalman_attention.ops.triton.call import FUSION, Tokens, dense, prepare, rows
+from kalman_attention.ops.triton.lane import filter_adjoint, filter_step, pull_back
+from kalman_attention.ops.triton.place import (
+    chunks_of,
+    evidence,
+    kernel,
+    lanes_of,
+    locate,
+    observe,
+    read,
+    span_of,
+    token_is_real,
+)
+from kalman_attention.ops.triton.plan import BACKWARD_LANES, WINDOW, Plan, plan, wave_rows
+from kalman_attention.ops.triton.sums import add_up
+
+REVERSE_FIELDS = 5
+"""Numbers per lane in the reverse map of a segment: dmu and ds from dmu, ds from ds, offsets."""
+
+
+@triton.jit
+def keep_windows(
+    v, lam_v, k, mask, v_b, v_t, lam_b, lam_t, k_b, k_t, mask_b, mask_t,
+    saved_mean, saved_variance, path_mean, path_variance, a, p, size,
+    b, begin, end, n, d, at, has, N, D,
+    CHUNK: tl.constexpr, WINDOW: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Replay a chunk from its checkpoint; store the belief before each window. Their number."""
+    mu = tl.load(saved_mean + at, mask=has, other=0.0)
+    s = tl.load(saved_variance + at, mask=has, other=0.0)
+    stop = tl.minimum(begin + CHUNK, end)
+    windows = tl.cdiv(stop - begin, WINDOW)
+    for w in range(0, windows):
+        tl.store(path_mean + w * size + at, mu, mask=has)
+        tl.store(path_variance + w * size + at, s, mask=has)
+        for t in range(begin + w * WINDOW, tl.minimum(begin + (w + 1) * WINDOW, stop)):
+            real = token_is_real(mask, mask_b, mask_t, b, t, end)
+            in_n, in_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
+            value, precision, key = observe(
+                v, lam_v, k, v_b, v_t, lam_b, lam_t, k_b, k_t, b, t, n, d, in_n, in_d, DTYPE
+            )
+            phi, info = evidence(value, precision, key)
+            s_new, mu_new, _ = filter_step(a, p, phi, info, s, mu)
+            s, mu = tl.where(real, s_new, s), tl.where(real, mu_new, mu)
+    tl.debug_barrier()
+    return windows
+
+
+@triton.jit
+def recall_window(
+    v, lam_v, k, mask, v_b, v_t, lam_b, lam_t, k_b, k_t, mask_b, mask_t,
+    path_mean, path_variance, a, p, b, begin, end, n, d, at, has, N, D,
+    WINDOW: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Belief before each token of a window, as two tuples of tiles."""
+    mu = tl.load(path_mean + at, mask=has, other=0.0)
+    s = tl.load(path_variance + at, mask=has, other=0.0)
+    means, variances = (mu,), (s,)
+    for j in tl.static_range(WINDOW - 1):
+        t = begin + j
+        real = token_is_real(mask, mask_b, mask_t, b, t, end)
+        in_n, in_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
+        value, precision, key = observe(
+            v, lam_v, k, v_b, v_t, lam_b, lam_t, k_b, k_t, b, t, n, d, in_n, in_d, DTYPE
+        )
+        phi, info = evidence(value, precision, key)
+        s_new, mu_new, _ = filter_step(a, p, phi, info, s, mu)
+        s, mu = tl.where(real, s_new, s), tl.where(real, mu_new, mu)
+        means, variances = means + (mu,), variances + (s,)  # noqa: RUF005 - triton has no *
+    return means, variances
+
+
+@kernel
+def adjoint_kernel(
+    v, lam_v, k, q, mask, cu_seqlens,
+    v_b, v_t, lam_b, lam_t, k_b, k_t, q_b, q_t, mask_b, mask_t,
+    a_bar, p_bar, saved, path, dy, dy_var, dy_b, dy_t, dvar_b, dvar_t,
+    dmean_in, dvariance_in, dv, dlam_v, dk, dq, dynamics, dmean_0, dvariance_0,
+    first_row, B, T, N, D, chunks, blocks, segments, per_segment, stride,
+    CHUNK: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Walk one segment of a row back and collect every gradient.
+
+    dk and dq are sums over this block of channels, [blocks, B, T, N]; ``dynamics`` collects da_bar
+    and dp_bar in float64, [2, R, segments, N, D], halves ``stride`` apart.
+    """
+    row, segment, block = locate(first_row, segments, blocks)
+    b, first, end, chunk_0 = span_of(row, T, cu_seqlens, CHUNK)
+    c0, c1, _ = chunks_of(segment, per_segment, first, end, CHUNK)
+    n, d, at, has_n, has_d = lanes_of(block, N, D, BLOCK_N, BLOCK_D)
+    has = has_n[:, None] & has_d[None, :]
+    DTYPE: tl.constexpr = a_bar.dtype.element_ty
+    WINDOWS: tl.constexpr = CHUNK // WINDOW
+    size = tl.cast(N, tl.int64) * D
+    a = tl.load(a_bar + at, mask=has, other=0.0)
+    p = tl.load(p_bar + at, mask=has, other=0.0)
+    here = (row * segments + segment) * size + at
+    dmu = tl.load(dmean_in + here, mask=has, other=0.0)
+    ds = tl.load(dvariance_in + here, mask=has, other=0.0)
+    path_mean = path + ((row - first_row) * segments + segment) * 2 * WINDOWS * size
+    path_variance = path_mean + WINDOWS * size
+    for back in range(0, c1 - c0):
+        c = c1 - 1 - back
+        begin = first + c * CHUNK
+        saved_mean = saved + (chunk_0 + c) * size
+        windows = keep_windows(
+            v, lam_v, k, mask, v_b, v_t, lam_b, lam_t, k_b, k_t, mask_b, mask_t,
+            saved_mean, saved_mean + chunks * size, path_mean, path_variance, a, p, size,
+            b, begin, end, n, d, at, has, N, D, CHUNK, WINDOW, DTYPE,
+        )  # fmt: skip
+        da = tl.full((BLOCK_N, BLOCK_D), 0.0, DTYPE)
+        dp = tl.full((BLOCK_N, BLOCK_D), 0.0, DTYPE)
+        for back_w in range(0, windows):
+            w = windows - 1 - back_w
+            means, variances = recall_window(
+                v, lam_v, k, mask, v_b, v_t, lam_b, lam_t, k_b, k_t, mask_b, mask_t,
+                path_mean + w * size, path_variance + w * size, a, p,
+                b, begin + w * WINDOW, end, n, d, at, has, N, D, WINDOW, DTYPE,
+            )  # fmt: skip
+            for i in tl.static_range(WINDOW):
+                j: tl.constexpr = WINDOW - 1 - i
+                t = begin + w * WINDOW + j
+                mu, s = means[j], variances[j]
+                real = token_is_real(mask, mask_b, mask_t, b, t, end)
+                in_n, in_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
+                value, precision, key = observe(
+                    v, lam_v, k, v_b, v_t, lam_b, lam_t, k_b, k_t, b, t, n, d, in_n, in_d, DTYPE
+                )
+                query = read(q, q_b, q_t, b, t, n, in_n, DTYPE)
+                phi, info = evidence(value, precision, key)
+                s_new, mu_new, r = filter_step(a, p, phi, info, s, mu)
+                dq_n = tl.full((BLOCK_N,), 0.0, DTYPE)
+                if dy is not None:
+                    dy_d = read(dy, dy_b, dy_t, b, t, d, in_d, DTYPE)
+                    dmu += query[:, None] * dy_d[None, :]
+                    dq_n += tl.sum(mu_new * dy_d[None, :], axis=1)
+                if dy_var is not None:
+                    dvar_d = read(dy_var, dvar_b, dvar_t, b, t, d, in_d, DTYPE)
+                    ds += (query * query)[:, None] * dvar_d[None, :]
+                    dq_n += 2.0 * query * tl.sum(s_new * dvar_d[None, :], axis=1)
+                dmu_back, ds_back, da_t, dp_t, db, dphi = filter_adjoint(
+                    a, phi, info, s, mu, s_new, r, dmu, ds
+                )
+                dmu, ds = tl.where(real, dmu_back, dmu), tl.where(real, ds_back, ds)
+                da += tl.where(real, da_t, 0.0)
+                dp += tl.where(real, dp_t, 0.0)
+                sum_db = tl.sum(key[:, None] * db, axis=0)
+                sum_dphi = tl.sum((key * key)[:, None] * dphi, axis=0)
+                lv = precision * value
+                dk_nd = lv[None, :] * db + (2.0 * key)[:, None] * (precision[None, :] * dphi)
+                out_d, out_n = d < tl.where(t < end, D, 0), n < tl.where(t < end, N, 0)
+                tl.store(dv + (b * T + t) * D + d, precision * sum_db, mask=out_d)
+                tl.store(dlam_v + (b * T + t) * D + d, sum_dphi + value * sum_db, mask=out_d)
+                slot = ((block * B + b) * T + t) * N + n
+                tl.store(dk + slot, tl.sum(dk_nd, axis=1), mask=out_n)
+                tl.store(dq + slot, dq_n, mask=out_n)
+        tl.store(dynamics + here, tl.load(dynamics + here, mask=has, other=0.0) + da, mask=has)
+        dp_here = dynamics + tl.cast(stride, tl.int64) + here
+        tl.store(dp_here, tl.load(dp_here, mask=has, other=0.0) + dp, mask=has)
+        tl.debug_barrier()
+    if segment == 0:
+        tl.store(dmean_0 + row * size + at, dmu, mask=has)
+        tl.store(dvariance_0 + row * size + at, ds, mask=has)
+
+
+@kernel
+def reverse_summary_kernel(
+    v, lam_v, k, q, mask, cu_seqlens,
+    v_b, v_t, lam_b, lam_t, k_b, k_t, q_b, q_t, mask_b, mask_t,
+    a_bar, p_bar, saved, path, dy, dy_var, dy_b, dy_t, dvar_b, dvar_t, maps,
+    first_row, T, N, D, chunks, blocks, segments, per_segment, stride,
+    CHUNK: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """How adjoints pass one segment, into [5, R, segments, N, D]; fields are ``stride`` apart.
+
+    dmu before = mm dmu + dmu_0 and ds before = ss ds + sm dmu + ds_0.
+    """
+    row, segment, block = locate(first_row, segments, blocks)
+    b, first, end, chunk_0 = span_of(row, T, cu_seqlens, CHUNK)
+    c0, c1, _ = chunks_of(segment, per_segment, first, end, CHUNK)
+    n, d, at, has_n, has_d = lanes_of(block, N, D, BLOCK_N, BLOCK_D)
+    has = has_n[:, None] & has_d[None, :]
+    DTYPE: tl.constexpr = a_bar.dtype.element_ty
+    WINDOWS: tl.constexpr = CHUNK // WINDOW
+    size = tl.cast(N, tl.int64) * D
+    a = tl.load(a_bar + at, mask=has, other=0.0)
+    p = tl.load(p_bar + at, mask=has, other=0.0)
+    path_mean = path + ((row - first_row) * segments + segment) * 2 * WINDOWS * size
+    path_variance = path_mean + WINDOWS * size
+    one = tl.full((BLOCK_N, BLOCK_D), 1.0, DTYPE)
+    zero = tl.full((BLOCK_N, BLOCK_D), 0.0, DTYPE)
+    mm, sm, ss, dmu, ds = one, zero, one, zero, zero
+    for back in range(0, c1 - c0):
+        c = c1 - 1 - back
+        begin = first + c * CHUNK
+        saved_mean = saved + (chunk_0 + c) * size
+        windows = keep_windows(
+            v, lam_v, k, mask, v_b, v_t, lam_b, lam_t, k_b, k_t, mask_b, mask_t,
+            saved_mean, saved_mean + chunks * size, path_mean, path_variance, a, p, size,
+            b, begin, end, n, d, at, has, N, D, CHUNK, WINDOW, DTYPE,
+        )  # fmt: skip
+        for back_w in range(0, windows):
+            w = windows - 1 - back_w
+            means, variances = recall_window(
+                v, lam_v, k, mask, v_b, v_t, lam_b, lam_t, k_b, k_t, mask_b, mask_t,
+                path_mean + w * size, path_variance + w * size, a, p,
+                b, begin + w * WINDOW, end, n, d, at, has, N, D, WINDOW, DTYPE,
+            )  # fmt: skip
+            for i in tl.static_range(WINDOW):
+                j: tl.constexpr = WINDOW - 1 - i
+                t = begin + w * WINDOW + j
+                mu, s = means[j], variances[j]
+                real = token_is_real(mask, mask_b, mask_t, b, t, end)
+                in_n, in_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
+                value, precision, key = observe(
+                    v, lam_v, k, v_b, v_t, lam_b, lam_t, k_b, k_t, b, t, n, d, in_n, in_d, DTYPE
+                )
+                query = read(q, q_b, q_t, b, t, n, in_n, DTYPE)
+                phi, info = evidence(value, precision, key)
+                _, _, r = filter_step(a, p, phi, info, s, mu)
+                if dy is not None:
+                    dmu += query[:, None] * read(dy, dy_b, dy_t, b, t, d, in_d, DTYPE)[None, :]
+                if dy_var is not None:
+                    dvar_d = read(dy_var, dvar_b, dvar_t, b, t, d, in_d, DTYPE)
+                    ds += (query * query)[:, None] * dvar_d[None, :]
+                dmu_back, ds_back = pull_back(a, phi, info, mu, r, dmu, ds)
+                mm_back, sm_back = pull_back(a, phi, info, mu, r, mm, sm)
+                dmu, ds = tl.where(real, dmu_back, dmu), tl.where(real, ds_back, ds)
+                mm, sm = tl.where(real, mm_back, mm), tl.where(real, sm_back, sm)
+                ss = tl.where(real, a * (a * (r * (r * ss))), ss)
+        tl.debug_barrier()
+    field = tl.cast(stride, tl.int64)
+    out = maps + (row * segments + segment) * size + at
+    tl.store(out, mm, mask=has)
+    tl.store(out + field, sm, mask=has)
+    tl.store(out + 2 * field, ss, mask=has)
+    tl.store(out + 3 * field, dmu, mask=has)
+    tl.store(out + 4 * field, ds, mask=has)
+
+
+@kernel
+def incoming_kernel(
+    cu_seqlens, maps, dmean, dvariance, dmean_in, dvariance_in,
+    T, N, D, blocks, segments, per_segment, stride,
+    CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Carry the last adjoint of a row back over its segments, [R, segments, N, D]."""
+    row, _, block = locate(0, 1, blocks)
+    _, first, end, _ = span_of(row, T, cu_seqlens, CHUNK)
+    _, _, at, has_n, has_d = lanes_of(block, N, D, BLOCK_N, BLOCK_D)
+    has = has_n[:, None] & has_d[None, :]
+    size = tl.cast(N, tl.int64) * D
+    field = tl.cast(stride, tl.int64)
+    dmu = tl.load(dmean + row * size + at, mask=has, other=0.0)
+    ds = tl.load(dvariance + row * size + at, mask=has, other=0.0)
+    used = tl.maximum(tl.cdiv(tl.cdiv(end - first, CHUNK), per_segment), 1)
+    for back in range(0, used):
+        here = (row * segments + used - 1 - back) * size + at
+        tl.store(dmean_in + here, dmu, mask=has)
+        tl.store(dvariance_in + here, ds, mask=has)
+        mm = tl.load(maps + here, mask=has, other=0.0)
+        sm = tl.load(maps + field + here, mask=has, other=0.0)
+        ss = tl.load(maps + 2 * field + here, mask=has, other=0.0)
+        dmu_0 = tl.load(maps + 3 * field + here, mask=has, other=0.0)
+        ds_0 = tl.load(maps + 4 * field + here, mask=has, other=0.0)
+        ds = ss * ds + sm * dmu + ds_0
+        dmu = mm * dmu + dmu_0
+
+
+class Upstream(NamedTuple):
+    """Gradients that arrive: by y and y_var with their strides, and by the last belief."""
+
+    outputs: tuple[Tensor | None, Tensor | None]
+    strides: tuple[int, ...]
+    last: tuple[Tensor, Tensor]
+
+
+def backward(
+    inputs: ScanInputs,
+    checkpoints: Tensor,
+    dy: Tensor | None,
+    dy_var: Tensor | None,
+    dmean: Tensor | None,
+    dvariance: Tensor | None,
+) -> ScanGrads:
+    """Exact gradients of one scan; see ``EngineModule.backward``."""
+    tokens, cut = prepare(inputs), plan(inputs, BACKWARD_LANES)
+    (B, T, _), (R, N, D) = inputs.v.shape, inputs.mean_0.shape
+    dtype, like = inputs.arithmetic_dtype, tokens.state_0[0]
+    upstream = _upstream(dy, dy_var, dmean, dvariance, like)
+    saved = dense(checkpoints, dtype)
+    path = _scratch(like, cut)
+    incoming = upstream.last
+    if cut.segments > 1:
+        incoming = _incoming(inputs, tokens, cut, saved, path, upstream)
+    dv, dlam_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs[:2])
+    dk, dq = like.new_empty(2, cut.blocks, B, T, N)
+    dynamics = like.new_zeros(2, R, cut.segments, N, D, dtype=torch.float64)
+    first_adjoint = torch.empty_like(like), torch.empty_like(like)
+    for first_row, count in _waves(R, cut):
+        adjoint_kernel[(count * cut.segments * cut.blocks,)](
+            *tokens.arrays, *tokens.strides, *tokens.dynamics, saved, path,
+            *upstream.outputs, *upstream.strides, *incoming,
+            dv, dlam_v, dk, dq, dynamics, *first_adjoint, first_row, B, T, N, D, inputs.chunks,
+            cut.blocks, cut.segments, cut.per_segment, dynamics.stride(0),
+            CHUNK, WINDOW, cut.block_n, cut.block_d, num_warps=1, **FUSION,
+        )  # fmt: skip
+    da_bar, dp_bar = (add_up(x.flatten(0, 1), inputs.a_bar) for x in dynamics)
+    return ScanGrads(
+        dv,
+        dlam_v,
+        add_up(dk, inputs.k),
+        add_up(dq, inputs.q),
+        da_bar,
+        dp_bar,
+        *(x.to(inputs.compute_dtype) for x in first_adjoint),
+    )
+
+
+def _upstream(
+    dy: Tensor | None,
+    dy_var: Tensor | None,
+    dmean: Tensor | None,
+    dvariance: Tensor | None,
+    like: Tensor,
+) -> Upstream:
+    outputs = tuple(None if x is None else rows(x) for x in (dy, dy_var))
+    strides = [s for x in outputs for s in ((0, 0) if x is None else x.stride()[:2])]
+    last = (torch.zeros_like(like) if x is None else dense(x, like.dtype) for x in (dmean, dvariance))
+    return Upstream((outputs[0], outputs[1]), tuple(strides), (next(last), next(last)))
+
+
+def _incoming(
+    inputs: ScanInputs, tokens: Tokens, cut: Plan, saved: Tensor, path: Tensor, upstream: Upstream
+) -> tuple[Tensor, Tensor]:
+    """Adjoint that reaches the end of every segment from later ones, [R, segments, N, D] twice."""
+    T, (R, N, D), like = inputs.v.shape[1], inputs.mean_0.shape, tokens.state_0[0]
+    shape = (R, cut.segments, N, D)
+    maps = like.new_empty(REVERSE_FIELDS, *shape)
+    incoming = like.new_empty(shape), like.new_empty(shape)
+    segments = (cut.blocks, cut.segments, cut.per_segment, maps.stride(0))
+    for first_row, count in _waves(R, cut):
+        reverse_summary_kernel[(count * cut.segments * cut.blocks,)](
+            *tokens.arrays, *tokens.strides, *tokens.dynamics, saved, path,
+            *upstream.outputs, *upstream.strides, maps,
+            first_row, T, N, D, inputs.chunks, *segments,
+            CHUNK, WINDOW, cut.block_n, cut.block_d, num_warps=1, **FUSION,
+        )  # fmt: skip
+    incoming_kernel[(R * cut.blocks,)](
+        tokens.arrays[-1], maps, *upstream.last, *incoming, T, N, D, *segments,
+        CHUNK, cut.block_n, cut.block_d, num_warps=1, **FUSION,
+    )  # fmt: skip
+    return incoming
+
+
+def _scratch(like: Tensor, cut: Plan) -> Tensor:
+    """Beliefs before the windows of the chunks that one wave of rows has in work."""
+    R, N, D = like.shape
+    in_work = min(R, wave_rows(cut)) * cut.segments
+    return like.new_empty(in_work, 2, CHUNK // WINDOW, N, D)
+
+
+def _waves(R: int, cut: Plan) -> list[tuple[int, int]]:
+    """First row and number of rows of each launch."""
+    step = wave_rows(cut)
+    return [(r, min(step, R - r)) for r in range(0, R, step)]
