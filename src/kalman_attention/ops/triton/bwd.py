@@ -1,8 +1,9 @@
 """Backward pass: chunks in reverse, replayed from their checkpoints, with scalar adjoints.
 
-A chunk is replayed twice. The first replay keeps the belief before every window of a few tokens in
-a small scratch array, the second brings the beliefs of one window into registers, last window first,
-where the adjoints of mean and variance walk back over them.
+A chunk is replayed twice: once to keep the belief before every window of a few tokens, then window
+by window, last one first, to keep the belief before every token of that window. The adjoints of mean
+and variance walk back over those. Both kinds of beliefs go to a scratch array of a few kilobytes per
+warp, which the second-level cache holds; a path of 64 tokens would not fit there.
 
 Given the beliefs, an adjoint walks back by a linear map. So time can be split here too:
 ``reverse_summary_kernel`` reduces a segment to five numbers per lane, ``incoming_kernel`` carries
@@ -38,55 +39,25 @@ REVERSE_FIELDS = 5
 
 
 @triton.jit
-def keep_windows(
+def replay(
     v, lam_v, k, mask, v_b, v_t, lam_b, lam_t, k_b, k_t, mask_b, mask_t,
-    saved_mean, saved_variance, path_mean, path_variance, a, p, size,
-    b, begin, end, n, d, at, has, N, D,
-    CHUNK: tl.constexpr, WINDOW: tl.constexpr, DTYPE: tl.constexpr,
+    a, p, mu, s, into, b, begin, stop, n, d, lane, N, D,
+    EVERY: tl.constexpr, TILE: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Replay a chunk from its checkpoint; store the belief before each window. Their number."""
-    mu = tl.load(saved_mean + at, mask=has, other=0.0)
-    s = tl.load(saved_variance + at, mask=has, other=0.0)
-    stop = tl.minimum(begin + CHUNK, end)
-    windows = tl.cdiv(stop - begin, WINDOW)
-    for w in range(0, windows):
-        tl.store(path_mean + w * size + at, mu, mask=has)
-        tl.store(path_variance + w * size + at, s, mask=has)
-        for t in range(begin + w * WINDOW, tl.minimum(begin + (w + 1) * WINDOW, stop)):
-            real = token_is_real(mask, mask_b, mask_t, b, t, end)
+    """Filter tokens begin to stop; store the belief before every EVERY-th of them."""
+    for i in range(0, tl.cdiv(stop - begin, EVERY)):
+        tl.store(into + 2 * i * TILE + lane, mu)
+        tl.store(into + (2 * i + 1) * TILE + lane, s)
+        for t in range(begin + i * EVERY, tl.minimum(begin + (i + 1) * EVERY, stop)):
+            real = token_is_real(mask, mask_b, mask_t, b, t, stop)
             in_n, in_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
             value, precision, key = observe(
                 v, lam_v, k, v_b, v_t, lam_b, lam_t, k_b, k_t, b, t, n, d, in_n, in_d, DTYPE
             )
             phi, info = evidence(value, precision, key)
-            s_new, mu_new, _ = filter_step(a, p, phi, info, s, mu)
+            s_new, mu_new, r = filter_step(a, p, phi, info, s, mu)
             s, mu = tl.where(real, s_new, s), tl.where(real, mu_new, mu)
-    tl.debug_barrier()
-    return windows
-
-
-@triton.jit
-def recall_window(
-    v, lam_v, k, mask, v_b, v_t, lam_b, lam_t, k_b, k_t, mask_b, mask_t,
-    path_mean, path_variance, a, p, b, begin, end, n, d, at, has, N, D,
-    WINDOW: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
-    """Belief before each token of a window, as two tuples of tiles."""
-    mu = tl.load(path_mean + at, mask=has, other=0.0)
-    s = tl.load(path_variance + at, mask=has, other=0.0)
-    means, variances = (mu,), (s,)
-    for j in tl.static_range(WINDOW - 1):
-        t = begin + j
-        real = token_is_real(mask, mask_b, mask_t, b, t, end)
-        in_n, in_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
-        value, precision, key = observe(
-            v, lam_v, k, v_b, v_t, lam_b, lam_t, k_b, k_t, b, t, n, d, in_n, in_d, DTYPE
-        )
-        phi, info = evidence(value, precision, key)
-        s_new, mu_new, _ = filter_step(a, p, phi, info, s, mu)
-        s, mu = tl.where(real, s_new, s), tl.where(real, mu_new, mu)
-        means, variances = means + (mu,), variances + (s,)  # noqa: RUF005 - triton has no *
-    return means, variances
+    tl.debug_barrier()  # what was stored is loaded again by the same warp
 
 
 @kernel
@@ -105,7 +76,7 @@ def adjoint_kernel(
     """
     row, segment, block = locate(first_row, segments, blocks)
     b, first, end, chunk_0 = span_of(row, T, cu_seqlens, CHUNK)
-    c0, c1, _ = chunks_of(segment, per_segment, first, end, CHUNK)
+    c0, c1, last = chunks_of(segment, per_segment, first, end, CHUNK)
     n, d, at, has_n, has_d = lanes_of(block, N, D, BLOCK_N, BLOCK_D)
     has = has_n[:, None] & has_d[None, :]
     DTYPE: tl.constexpr = a_bar.dtype.element_ty
@@ -116,30 +87,38 @@ def adjoint_kernel(
     here = (row * segments + segment) * size + at
     dmu = tl.load(dmean_in + here, mask=has, other=0.0)
     ds = tl.load(dvariance_in + here, mask=has, other=0.0)
-    path_mean = path + ((row - first_row) * segments + segment) * 2 * WINDOWS * size
-    path_variance = path_mean + WINDOWS * size
+    # Tiles of this program alone, so that a lane's place among them is known when compiling.
+    lane = n[:, None] * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]
+    TILE: tl.constexpr = BLOCK_N * BLOCK_D
+    coarse = path + tl.program_id(0).to(tl.int64) * (2 * (WINDOWS + WINDOW) * TILE)
+    fine = coarse + 2 * WINDOWS * TILE
     for back in range(0, c1 - c0):
         c = c1 - 1 - back
         begin = first + c * CHUNK
-        saved_mean = saved + (chunk_0 + c) * size
-        windows = keep_windows(
+        stop = tl.minimum(begin + CHUNK, end)
+        mu = tl.load(saved + (chunk_0 + c) * size + at, mask=has, other=0.0)
+        s = tl.load(saved + (chunks + chunk_0 + c) * size + at, mask=has, other=0.0)
+        replay(
             v, lam_v, k, mask, v_b, v_t, lam_b, lam_t, k_b, k_t, mask_b, mask_t,
-            saved_mean, saved_mean + chunks * size, path_mean, path_variance, a, p, size,
-            b, begin, end, n, d, at, has, N, D, CHUNK, WINDOW, DTYPE,
+            a, p, mu, s, coarse, b, begin, stop, n, d, lane, N, D, WINDOW, TILE, DTYPE,
         )  # fmt: skip
         da = tl.full((BLOCK_N, BLOCK_D), 0.0, DTYPE)
         dp = tl.full((BLOCK_N, BLOCK_D), 0.0, DTYPE)
+        windows = tl.cdiv(stop - begin, WINDOW)
         for back_w in range(0, windows):
             w = windows - 1 - back_w
-            means, variances = recall_window(
+            begin_w = begin + w * WINDOW
+            stop_w = tl.minimum(begin_w + WINDOW, stop)
+            mu = tl.load(coarse + 2 * w * TILE + lane)
+            s = tl.load(coarse + (2 * w + 1) * TILE + lane)
+            replay(
                 v, lam_v, k, mask, v_b, v_t, lam_b, lam_t, k_b, k_t, mask_b, mask_t,
-                path_mean + w * size, path_variance + w * size, a, p,
-                b, begin + w * WINDOW, end, n, d, at, has, N, D, WINDOW, DTYPE,
+                a, p, mu, s, fine, b, begin_w, stop_w, n, d, lane, N, D, 1, TILE, DTYPE,
             )  # fmt: skip
-            for i in tl.static_range(WINDOW):
-                j: tl.constexpr = WINDOW - 1 - i
-                t = begin + w * WINDOW + j
-                mu, s = means[j], variances[j]
+            for back_t in range(0, stop_w - begin_w):
+                t = stop_w - 1 - back_t
+                mu = tl.load(fine + 2 * (t - begin_w) * TILE + lane)
+                s = tl.load(fine + (2 * (t - begin_w) + 1) * TILE + lane)
                 real = token_is_real(mask, mask_b, mask_t, b, t, end)
                 in_n, in_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
                 value, precision, key = observe(
@@ -167,16 +146,15 @@ def adjoint_kernel(
                 sum_dphi = tl.sum((key * key)[:, None] * dphi, axis=0)
                 lv = precision * value
                 dk_nd = lv[None, :] * db + (2.0 * key)[:, None] * (precision[None, :] * dphi)
-                out_d, out_n = d < tl.where(t < end, D, 0), n < tl.where(t < end, N, 0)
-                tl.store(dv + (b * T + t) * D + d, precision * sum_db, mask=out_d)
-                tl.store(dlam_v + (b * T + t) * D + d, sum_dphi + value * sum_db, mask=out_d)
+                tl.store(dv + (b * T + t) * D + d, precision * sum_db, mask=has_d)
+                tl.store(dlam_v + (b * T + t) * D + d, sum_dphi + value * sum_db, mask=has_d)
                 slot = ((block * B + b) * T + t) * N + n
-                tl.store(dk + slot, tl.sum(dk_nd, axis=1), mask=out_n)
-                tl.store(dq + slot, dq_n, mask=out_n)
+                tl.store(dk + slot, tl.sum(dk_nd, axis=1), mask=has_n)
+                tl.store(dq + slot, dq_n, mask=has_n)
+            tl.debug_barrier()
         tl.store(dynamics + here, tl.load(dynamics + here, mask=has, other=0.0) + da, mask=has)
         dp_here = dynamics + tl.cast(stride, tl.int64) + here
         tl.store(dp_here, tl.load(dp_here, mask=has, other=0.0) + dp, mask=has)
-        tl.debug_barrier()
     if segment == 0:
         tl.store(dmean_0 + row * size + at, dmu, mask=has)
         tl.store(dvariance_0 + row * size + at, ds, mask=has)
@@ -196,7 +174,7 @@ def reverse_summary_kernel(
     """
     row, segment, block = locate(first_row, segments, blocks)
     b, first, end, chunk_0 = span_of(row, T, cu_seqlens, CHUNK)
-    c0, c1, _ = chunks_of(segment, per_segment, first, end, CHUNK)
+    c0, c1, last = chunks_of(segment, per_segment, first, end, CHUNK)
     n, d, at, has_n, has_d = lanes_of(block, N, D, BLOCK_N, BLOCK_D)
     has = has_n[:, None] & has_d[None, :]
     DTYPE: tl.constexpr = a_bar.dtype.element_ty
@@ -204,31 +182,39 @@ def reverse_summary_kernel(
     size = tl.cast(N, tl.int64) * D
     a = tl.load(a_bar + at, mask=has, other=0.0)
     p = tl.load(p_bar + at, mask=has, other=0.0)
-    path_mean = path + ((row - first_row) * segments + segment) * 2 * WINDOWS * size
-    path_variance = path_mean + WINDOWS * size
+    # Tiles of this program alone, so that a lane's place among them is known when compiling.
+    lane = n[:, None] * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]
+    TILE: tl.constexpr = BLOCK_N * BLOCK_D
+    coarse = path + tl.program_id(0).to(tl.int64) * (2 * (WINDOWS + WINDOW) * TILE)
+    fine = coarse + 2 * WINDOWS * TILE
     one = tl.full((BLOCK_N, BLOCK_D), 1.0, DTYPE)
     zero = tl.full((BLOCK_N, BLOCK_D), 0.0, DTYPE)
     mm, sm, ss, dmu, ds = one, zero, one, zero, zero
     for back in range(0, c1 - c0):
         c = c1 - 1 - back
         begin = first + c * CHUNK
-        saved_mean = saved + (chunk_0 + c) * size
-        windows = keep_windows(
+        stop = tl.minimum(begin + CHUNK, end)
+        mu = tl.load(saved + (chunk_0 + c) * size + at, mask=has, other=0.0)
+        s = tl.load(saved + (chunks + chunk_0 + c) * size + at, mask=has, other=0.0)
+        replay(
             v, lam_v, k, mask, v_b, v_t, lam_b, lam_t, k_b, k_t, mask_b, mask_t,
-            saved_mean, saved_mean + chunks * size, path_mean, path_variance, a, p, size,
-            b, begin, end, n, d, at, has, N, D, CHUNK, WINDOW, DTYPE,
+            a, p, mu, s, coarse, b, begin, stop, n, d, lane, N, D, WINDOW, TILE, DTYPE,
         )  # fmt: skip
+        windows = tl.cdiv(stop - begin, WINDOW)
         for back_w in range(0, windows):
             w = windows - 1 - back_w
-            means, variances = recall_window(
+            begin_w = begin + w * WINDOW
+            stop_w = tl.minimum(begin_w + WINDOW, stop)
+            mu = tl.load(coarse + 2 * w * TILE + lane)
+            s = tl.load(coarse + (2 * w + 1) * TILE + lane)
+            replay(
                 v, lam_v, k, mask, v_b, v_t, lam_b, lam_t, k_b, k_t, mask_b, mask_t,
-                path_mean + w * size, path_variance + w * size, a, p,
-                b, begin + w * WINDOW, end, n, d, at, has, N, D, WINDOW, DTYPE,
+                a, p, mu, s, fine, b, begin_w, stop_w, n, d, lane, N, D, 1, TILE, DTYPE,
             )  # fmt: skip
-            for i in tl.static_range(WINDOW):
-                j: tl.constexpr = WINDOW - 1 - i
-                t = begin + w * WINDOW + j
-                mu, s = means[j], variances[j]
+            for back_t in range(0, stop_w - begin_w):
+                t = stop_w - 1 - back_t
+                mu = tl.load(fine + 2 * (t - begin_w) * TILE + lane)
+                s = tl.load(fine + (2 * (t - begin_w) + 1) * TILE + lane)
                 real = token_is_real(mask, mask_b, mask_t, b, t, end)
                 in_n, in_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
                 value, precision, key = observe(
@@ -236,7 +222,7 @@ def reverse_summary_kernel(
                 )
                 query = read(q, q_b, q_t, b, t, n, in_n, DTYPE)
                 phi, info = evidence(value, precision, key)
-                _, _, r = filter_step(a, p, phi, info, s, mu)
+                s_new, mu_new, r = filter_step(a, p, phi, info, s, mu)
                 if dy is not None:
                     dmu += query[:, None] * read(dy, dy_b, dy_t, b, t, d, in_d, DTYPE)[None, :]
                 if dy_var is not None:
@@ -247,7 +233,7 @@ def reverse_summary_kernel(
                 dmu, ds = tl.where(real, dmu_back, dmu), tl.where(real, ds_back, ds)
                 mm, sm = tl.where(real, mm_back, mm), tl.where(real, sm_back, sm)
                 ss = tl.where(real, a * (a * (r * (r * ss))), ss)
-        tl.debug_barrier()
+            tl.debug_barrier()
     field = tl.cast(stride, tl.int64)
     out = maps + (row * segments + segment) * size + at
     tl.store(out, mm, mask=has)
@@ -303,11 +289,12 @@ def backward(
     dvariance: Tensor | None,
 ) -> ScanGrads:
     """Exact gradients of one scan; see ``EngineModule.backward``."""
-    tokens, cut = prepare(inputs), plan(inputs, BACKWARD_LANES)
+    tokens = prepare(inputs)
+    cut = plan(inputs, BACKWARD_LANES, tokens.dtype)
     (B, T, _), (R, N, D) = inputs.v.shape, inputs.mean_0.shape
-    dtype, like = inputs.arithmetic_dtype, tokens.state_0[0]
+    like = tokens.state_0[0]
     upstream = _upstream(dy, dy_var, dmean, dvariance, like)
-    saved = dense(checkpoints, dtype)
+    saved = dense(checkpoints, tokens.dtype)
     path = _scratch(like, cut)
     incoming = upstream.last
     if cut.segments > 1:
@@ -373,10 +360,9 @@ def _incoming(
 
 
 def _scratch(like: Tensor, cut: Plan) -> Tensor:
-    """Beliefs before the windows of the chunks that one wave of rows has in work."""
-    R, N, D = like.shape
-    in_work = min(R, wave_rows(cut)) * cut.segments
-    return like.new_empty(in_work, 2, CHUNK // WINDOW, N, D)
+    """Beliefs before the windows of a chunk and the tokens of a window, per program of a wave."""
+    programs = min(len(like), wave_rows(cut)) * cut.segments * cut.blocks
+    return like.new_empty(programs, 2 * (CHUNK // WINDOW + WINDOW), cut.block_n, cut.block_d)
 
 
 def _waves(R: int, cut: Plan) -> list[tuple[int, int]]:

@@ -26,6 +26,11 @@ class Tokens(NamedTuple):
     dynamics: tuple[Tensor, Tensor]
     state_0: tuple[Tensor, Tensor]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the arithmetic."""
+        return self.state_0[0].dtype
+
 
 def prepare(inputs: ScanInputs) -> Tokens:
     """Bring the arguments of a call into the form of the kernels; copies only what it must."""
@@ -46,11 +51,11 @@ def prepare(inputs: ScanInputs) -> Tokens:
     )
 
 
-def new_checkpoints(inputs: ScanInputs) -> Tensor:
+def new_checkpoints(inputs: ScanInputs, dtype: torch.dtype) -> Tensor:
     """Room for the belief before each chunk; slots that documents leave out are 0."""
     new = torch.empty if inputs.cu_seqlens is None else torch.zeros
     shape = (2, inputs.chunks, *inputs.a_bar.shape)
-    return new(shape, dtype=inputs.arithmetic_dtype, device=inputs.v.device)
+    return new(shape, dtype=dtype, device=inputs.v.device)
 
 
 def rows(x: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
     y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     y_var = torch.empty_like(y) if return_variance else None
     mean, variance = torch.empty_like(mean_0), torch.empty_like(mean_0)
-    tile = cut(R, 1, N, D, FORWARD_LANES)
+    tile = cut(R, 1, N, D, FORWARD_LANES // dtype.itemsize * 4)
     strides = (*(x.stride(0) for x in (v, lam_v, k, q)), 0 if mask is None else mask.stride(0))
     step_kernel[(R * tile.blocks,)](
         v, lam_v, k, q, mask, *strides, a_bar, p_bar, mean_0, variance_0, y, y_var, mean, variance,

@@ -62,7 +62,7 @@ def filter_kernel(
             )
             query = read(q, q_b, q_t, b, t, n, in_n, DTYPE)
             phi, info = evidence(value, precision, key)
-            s_new, mu_new, _ = filter_step(a, p, phi, info, s, mu)
+            s_new, mu_new, r = filter_step(a, p, phi, info, s, mu)
             s, mu = tl.where(real, s_new, s), tl.where(real, mu_new, mu)
             out = (b * T + t) * D + d
             tl.store(y + out, tl.sum(query[:, None] * mu, axis=0), mask=has_d)
@@ -84,7 +84,7 @@ def summary_kernel(
     """The map of one segment, into [7, R, segments, N, D]; fields are ``stride`` apart."""
     row, segment, block = locate(0, segments, blocks)
     b, first, end, _ = span_of(row, T, cu_seqlens, CHUNK)
-    c0, c1, _ = chunks_of(segment, per_segment, first, end, CHUNK)
+    c0, c1, last = chunks_of(segment, per_segment, first, end, CHUNK)
     n, d, at, has_n, has_d = lanes_of(block, N, D, BLOCK_N, BLOCK_D)
     has = has_n[:, None] & has_d[None, :]
     DTYPE: tl.constexpr = a_bar.dtype.element_ty
@@ -145,12 +145,13 @@ def starts_kernel(
 
 def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanResult:
     """Filter every row; see ``EngineModule.forward``."""
-    tokens, cut = prepare(inputs), plan(inputs, FORWARD_LANES)
+    tokens = prepare(inputs)
+    cut = plan(inputs, FORWARD_LANES, tokens.dtype)
     T, (R, N, D), device = inputs.v.shape[1], inputs.mean_0.shape, inputs.v.device
     y = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device=device)
     y_var = torch.empty_like(y) if return_variance else None
     mean, variance = (torch.empty_like(x) for x in tokens.state_0)
-    checkpoints = new_checkpoints(inputs) if save else None
+    checkpoints = new_checkpoints(inputs, tokens.dtype) if save else None
     starts = tokens.state_0 if cut.segments == 1 else _starts(inputs, tokens, cut)
     filter_kernel[(R * cut.segments * cut.blocks,)](
         *tokens.arrays, *tokens.strides, *tokens.dynamics, *starts,

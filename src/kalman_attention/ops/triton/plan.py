@@ -10,6 +10,8 @@ rule does not ask the device how large it is: the same shapes give the same bits
 
 from typing import NamedTuple
 
+import torch
+
 from kalman_attention.ops.contract import CHUNK, ScanInputs
 
 FILL = 512
@@ -19,13 +21,13 @@ LEAST_SEGMENTS = 4
 """Fewer segments than this do not pay for the second walk."""
 
 FORWARD_LANES = 512
-"""Lanes (slot, channel) of a forward program, sixteen per thread."""
+"""Lanes (slot, channel) of a forward program, sixteen per thread; half as many in float64."""
 
-BACKWARD_LANES = 256
-"""Lanes of a backward program; it holds a window of beliefs per lane."""
+BACKWARD_LANES = 128
+"""Lanes of a backward program, four per thread: more do not fit into registers."""
 
-WINDOW = 4
-"""Tokens whose beliefs a backward program holds in registers."""
+WINDOW = 8
+"""Tokens whose beliefs a backward program keeps at a time: the square root of a chunk."""
 
 WAVE = 8 * FILL
 """Backward programs per launch, which share one scratch array with the next launch."""
@@ -49,10 +51,10 @@ class Plan(NamedTuple):
     per_segment: int
 
 
-def plan(inputs: ScanInputs, lanes: int) -> Plan:
-    """Cut a call into programs of about ``lanes`` lanes."""
+def plan(inputs: ScanInputs, lanes: int, dtype: torch.dtype) -> Plan:
+    """Cut a call with arithmetic in ``dtype`` into programs of about ``lanes`` lanes."""
     T, (R, N, D) = inputs.v.shape[1], inputs.mean_0.shape
-    return cut(R, T, N, D, lanes)
+    return cut(R, T, N, D, lanes // 2 if dtype == torch.float64 else lanes)
 
 
 def cut(rows: int, T: int, N: int, D: int, lanes: int) -> Plan:

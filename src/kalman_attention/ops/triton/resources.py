@@ -1,0 +1,185 @@
+"""Compile every kernel ahead of time, without a device, and ask ptxas what it needs."""
+
+import re
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kalman_attention.ops.contract import CHUNK
+from kalman_attention.ops.resources import KernelResources
+from kalman_attention.ops.triton.bwd import adjoint_kernel, incoming_kernel, reverse_summary_kernel
+from kalman_attention.ops.triton.call import FUSION
+from kalman_attention.ops.triton.decode import step_kernel
+from kalman_attention.ops.triton.fwd import filter_kernel, starts_kernel, summary_kernel
+from kalman_attention.ops.triton.plan import BACKWARD_LANES, FORWARD_LANES, WINDOW, cut
+from kalman_attention.ops.triton.sums import COLUMNS, sum_kernel
+
+NAMES = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+TOKENS = ("v", "lam_v", "k", "q", "y", "y_var", "dy", "dy_var", "dv", "dlam_v")
+"""Arguments that have the dtype of the tokens; all other arrays are in the arithmetic dtype."""
+
+INTEGERS = {"mask": "*u8", "cu_seqlens": "*i64", "dynamics": "*fp64"}
+"""Arguments whose dtype is fixed."""
+
+OPTIONAL = ("mask", "cu_seqlens", "y_var", "saved", "dy_var")
+"""What a call may do without."""
+
+SLOTS = (16, 32)
+"""N of the variants; the paper's language models have 16 and 32."""
+
+
+class Variant(NamedTuple):
+    """One way to compile a kernel: token dtype, N, and which optional arguments it has."""
+
+    kernel: Any
+    lanes: int
+    tokens: torch.dtype = torch.float32
+    N: int = SLOTS[0]
+    given: tuple[str, ...] = OPTIONAL
+
+    @property
+    def arithmetic(self) -> torch.dtype:
+        """Dtype of beliefs and dynamics."""
+        return torch.float64 if self.tokens == torch.float64 else torch.float32
+
+    def __str__(self) -> str:
+        tile = self.constants()
+        with_what = "all options" if self.given == OPTIONAL else "no options"
+        name = str(self.tokens).removeprefix("torch.")
+        if "BLOCK_N" not in tile:
+            return name
+        return f"{name}, {tile['BLOCK_N']} x {tile['BLOCK_D']} lanes, {with_what}"
+
+    def constants(self) -> dict[str, Any]:
+        """Constants of the kernel at the sizes of the paper's shape, and absent arguments."""
+        lanes = self.lanes // 2 if self.arithmetic == torch.float64 else self.lanes
+        tile = cut(1, CHUNK, self.N, 960, lanes)
+        every = {
+            "CHUNK": CHUNK,
+            "WINDOW": WINDOW,
+            "BLOCK": COLUMNS,
+            "BLOCK_N": tile.block_n,
+            "BLOCK_D": tile.block_d,
+        }
+        found = {p.name: every[p.name] for p in self.kernel.params if p.is_constexpr}
+        absent = set(OPTIONAL).difference(self.given)
+        if self.kernel is not filter_kernel:
+            absent.discard("saved")  # a backward pass always has checkpoints
+        return found | {p.name: None for p in self.kernel.params if p.name in absent}
+
+    def signature(self) -> dict[str, str]:
+        """Type of every argument; sizes and strides as for tensors beyond 2^31 elements."""
+        constants = self.constants()
+        types = {p.name: self._type(p.name) for p in self.kernel.params}
+        return types | dict.fromkeys(constants, "constexpr")
+
+    def _type(self, name: str) -> str:
+        if name in INTEGERS:
+            return INTEGERS[name]
+        if name in TOKENS:
+            return f"*{NAMES[self.tokens]}"
+        return f"*{NAMES[self.arithmetic]}" if name in ARRAYS else "i64"
+
+
+ARRAYS = (
+    *("a_bar", "p_bar", "mean_starts", "variance_starts", "mean", "variance", "saved", "maps"),
+    *("mean_0", "variance_0", "path", "dmean_in", "dvariance_in", "dk", "dq", "dmean_0"),
+    *("dvariance_0", "dmean", "dvariance", "partial", "out"),
+)
+"""Arguments in the arithmetic dtype."""
+
+
+def variants() -> Iterator[Variant]:
+    """Every kernel as a call in float32, bfloat16, half or float64 would compile it."""
+    for kernel, lanes in (
+        (filter_kernel, FORWARD_LANES),
+        (summary_kernel, FORWARD_LANES),
+        (starts_kernel, FORWARD_LANES),
+        (adjoint_kernel, BACKWARD_LANES),
+        (reverse_summary_kernel, BACKWARD_LANES),
+        (incoming_kernel, BACKWARD_LANES),
+        (step_kernel, FORWARD_LANES),
+        (sum_kernel, 1),
+    ):
+        yield Variant(kernel, lanes)
+        yield Variant(kernel, lanes, torch.float64)
+        if kernel in (filter_kernel, adjoint_kernel):
+            yield Variant(kernel, lanes, given=())
+            yield Variant(kernel, lanes, torch.bfloat16)
+            yield Variant(kernel, lanes, torch.float16)
+            yield Variant(kernel, lanes, N=SLOTS[1])
+
+
+def resources(architectures: Sequence[str]) -> list[KernelResources]:
+    """Compile all variants for all architectures, such as ``["sm_80", "sm_90"]``.
+
+    Needs no device. Not possible while Triton interprets (TRITON_INTERPRET=1).
+    """
+    return [measure(variant, arch) for arch in architectures for variant in variants()]
+
+
+def measure(variant: Variant, architecture: str) -> KernelResources:
+    """Compile one variant and read what ptxas says about it."""
+    compiled = compile_variant(variant, architecture)
+    ptx = compiled.asm["ptx"]
+    target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
+    assert target is not None
+    said = _assemble(ptx, target[1])
+    registers = re.search(r"Used (\d+) registers", said)
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
+    assert registers is not None, said
+    assert spills is not None, said
+    return KernelResources(
+        kernel=variant.kernel.__name__,
+        variant=str(variant),
+        architecture=architecture,
+        registers=int(registers[1]),
+        spill_bytes=int(spills[1]) + int(spills[2]),
+        shared_bytes=compiled.metadata.shared,
+    )
+
+
+def compile_variant(variant: Variant, architecture: str) -> Any:
+    """The compiled kernel, with its intermediate forms in ``asm``."""
+    if not hasattr(variant.kernel, "params"):
+        raise ValueError("kernels cannot be compiled while TRITON_INTERPRET=1 is set; unset it")
+    source = ASTSource(
+        fn=variant.kernel, signature=variant.signature(), constexprs=variant.constants()
+    )
+    target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return triton.compile(source, target=target, options={"num_warps": 1, **FUSION})
+
+
+def _assemble(ptx: str, target: str) -> str:
+    """What ``ptxas -v`` prints about a piece of PTX."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(ptx)
+        command = [_ptxas(target), "-v", "-arch", target, str(path), "-o", f"{path}.cubin"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+
+def _ptxas(target: str) -> str:
+    """The assembler of Triton's wheel for this architecture, or the one on the path."""
+    number = int(re.findall(r"\d+", target)[0])
+    folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    names = ("ptxas-blackwell", "ptxas") if number >= 100 else ("ptxas",)
+    for name in names:
+        if (folder / name).exists():
+            return str(folder / name)
+    found = shutil.which("ptxas")
+    if found is None:
+        raise ValueError("ptxas is missing: it comes with triton's wheel and with the CUDA toolkit")
+    return found
