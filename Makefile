@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hf-newest lint format bench sanitize emulate-avx512 clean
+.PHONY: help demo test test-triton test-hf-newest lint format bench gpu-compile gpu-report sanitize emulate-avx512 clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -14,7 +14,7 @@ NATIVE := CMakeLists.txt $(wildcard src/kalman_attention/csrc/*.h src/kalman_att
 
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,hf,plot]'
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,hf,plot,triton]'
 	@touch $@
 
 demo: $(STAMP)   ## set up, then filter a noisy signal and draw the belief
@@ -24,6 +24,13 @@ demo: $(STAMP)   ## set up, then filter a noisy signal and draw the belief
 test: $(STAMP)   ## set up, lint, type-check and run all tests
 	@$(MAKE) --no-print-directory lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q $(INTERPRETED)
+
+# Triton's interpreter is chosen when triton is imported, so it takes a process of its own.
+INTERPRETED := tests/ops/test_triton.py tests/ops/test_roofline.py
+
+test-triton: $(STAMP) ## all tests of the op with the Triton engine, in its interpreter (slow)
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q tests/ops -k triton
 
 # torch stays as pinned; transformers and all it brings are the newest that pyproject.toml allows.
 test-hf-newest:  ## run the tests of the adapter with the newest transformers
@@ -45,6 +52,12 @@ format: $(STAMP) ## rewrite the code in house style
 
 bench: $(STAMP)  ## speed of the engines on this machine
 	$(BIN)/kla bench scan
+
+gpu-compile: $(STAMP) ## compile the GPU engines without a GPU; registers, spills, shared memory
+	$(BIN)/kla check --compile --markdown runs/gpu-compile/resources.md
+
+gpu-report: $(STAMP) ## on a machine with a GPU: tests, speed and figures of the GPU engines
+	$(BIN)/kla bench gpu --out runs/gpu-report
 
 sanitize: $(STAMP) ## the native kernel's tests with AddressSanitizer and UBSan
 	cmake -S . -B build/sanitize -DKLA_SANITIZE=ON -DCMAKE_CXX_COMPILER=g++ >/dev/null

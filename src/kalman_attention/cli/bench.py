@@ -2,9 +2,14 @@
 
 import argparse
 
-from kalman_attention.cli import bench_decode, bench_layer, bench_scan
+from kalman_attention.cli import bench_decode, bench_layer, bench_roofline, bench_scan
 
-SUBJECTS = {"scan": bench_scan, "layer": bench_layer, "decode": bench_decode}
+SUBJECTS = {
+    "scan": bench_scan,
+    "layer": bench_layer,
+    "decode": bench_decode,
+    "roofline": bench_roofline,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -2,10 +2,12 @@
 
 import argparse
 import platform
+from pathlib import Path
 
 import torch
 
 from kalman_attention import __version__
+from kalman_attention.cli import check_compile
 from kalman_attention.cli.table import render
 from kalman_attention.ops.cpu import library
 from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
@@ -31,10 +33,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run each usable engine against the float64 reference, values and gradients",
     )
     parser.add_argument("--engine", help="only this engine (with --run)")
+    parser.add_argument(
+        "--compile",
+        nargs="*",
+        metavar="ARCH",
+        help="compile the GPU engines for these architectures (all of "
+        f"{', '.join(check_compile.ARCHITECTURES)} if none is named); needs no GPU",
+    )
+    parser.add_argument("--markdown", type=Path, help="write the table of --compile here too")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the engines; with ``--run`` also their errors. 1 if an engine breaks the contract."""
+    if args.compile is not None:
+        return check_compile.run(args.compile, args.markdown)
     device = _device()
     print(
         f"kalman_attention {__version__}, torch {torch.__version__}, "

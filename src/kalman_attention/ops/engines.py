@@ -174,7 +174,12 @@ def _auto(device: torch.device, dtype: torch.dtype) -> str:
         reason = engine.why_not(device, dtype)
         if reason is None and device.type not in engine.never_auto:
             return engine.name
-        if reason and engine.name == NATIVE and device.type == "cpu" and not torch.compiler.is_compiling():
+        if (
+            reason
+            and engine.name == NATIVE
+            and device.type == "cpu"
+            and not torch.compiler.is_compiling()
+        ):
             _warn_slow(reason)
     return REFERENCE
 

@@ -1,9 +1,9 @@
 """Backward pass: chunks in reverse, replayed from their checkpoints, with scalar adjoints.
 
-A chunk is replayed twice: once to keep the belief before every window of a few tokens, then window
-by window, last one first, to keep the belief before every token of that window. The adjoints of mean
-and variance walk back over those. Both kinds of beliefs go to a scratch array of a few kilobytes per
-warp, which the second-level cache holds; a path of 64 tokens would not fit there.
+A chunk is replayed twice: once to keep the belief before every window of a few tokens, then
+window by window, last one first, to keep the belief before every token of that window. The adjoints
+of mean and variance walk back over those. Both kinds of beliefs go to a scratch array of a few
+kilobytes per warp, which the second-level cache holds; a path of 64 tokens would not fit there.
 
 Given the beliefs, an adjoint walks back by a linear map. So time can be split here too:
 ``reverse_summary_kernel`` reduces a segment to five numbers per lane, ``incoming_kernel`` carries
@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs
+from kalman_attention.ops.schedule import BACKWARD_LANES, WINDOW, Plan, plan, wave_rows
 from kalman_attention.ops.triton.call import FUSION, Tokens, dense, prepare, rows
 from kalman_attention.ops.triton.lane import filter_adjoint, filter_step, pull_back
 from kalman_attention.ops.triton.place import (
@@ -31,7 +32,6 @@ from kalman_attention.ops.triton.place import (
     span_of,
     token_is_real,
 )
-from kalman_attention.ops.triton.plan import BACKWARD_LANES, WINDOW, Plan, plan, wave_rows
 from kalman_attention.ops.triton.sums import add_up
 
 REVERSE_FIELDS = 5
@@ -55,7 +55,7 @@ def replay(
                 v, lam_v, k, v_b, v_t, lam_b, lam_t, k_b, k_t, b, t, n, d, in_n, in_d, DTYPE
             )
             phi, info = evidence(value, precision, key)
-            s_new, mu_new, r = filter_step(a, p, phi, info, s, mu)
+            s_new, mu_new, _r = filter_step(a, p, phi, info, s, mu)
             s, mu = tl.where(real, s_new, s), tl.where(real, mu_new, mu)
     tl.debug_barrier()  # what was stored is loaded again by the same warp
 
@@ -76,7 +76,7 @@ def adjoint_kernel(
     """
     row, segment, block = locate(first_row, segments, blocks)
     b, first, end, chunk_0 = span_of(row, T, cu_seqlens, CHUNK)
-    c0, c1, last = chunks_of(segment, per_segment, first, end, CHUNK)
+    c0, c1, _last = chunks_of(segment, per_segment, first, end, CHUNK)
     n, d, at, has_n, has_d = lanes_of(block, N, D, BLOCK_N, BLOCK_D)
     has = has_n[:, None] & has_d[None, :]
     DTYPE: tl.constexpr = a_bar.dtype.element_ty
@@ -174,7 +174,7 @@ def reverse_summary_kernel(
     """
     row, segment, block = locate(first_row, segments, blocks)
     b, first, end, chunk_0 = span_of(row, T, cu_seqlens, CHUNK)
-    c0, c1, last = chunks_of(segment, per_segment, first, end, CHUNK)
+    c0, c1, _last = chunks_of(segment, per_segment, first, end, CHUNK)
     n, d, at, has_n, has_d = lanes_of(block, N, D, BLOCK_N, BLOCK_D)
     has = has_n[:, None] & has_d[None, :]
     DTYPE: tl.constexpr = a_bar.dtype.element_ty
@@ -222,7 +222,7 @@ def reverse_summary_kernel(
                 )
                 query = read(q, q_b, q_t, b, t, n, in_n, DTYPE)
                 phi, info = evidence(value, precision, key)
-                s_new, mu_new, r = filter_step(a, p, phi, info, s, mu)
+                _s_new, _mu_new, r = filter_step(a, p, phi, info, s, mu)
                 if dy is not None:
                     dmu += query[:, None] * read(dy, dy_b, dy_t, b, t, d, in_d, DTYPE)[None, :]
                 if dy_var is not None:
@@ -332,7 +332,9 @@ def _upstream(
 ) -> Upstream:
     outputs = tuple(None if x is None else rows(x) for x in (dy, dy_var))
     strides = [s for x in outputs for s in ((0, 0) if x is None else x.stride()[:2])]
-    last = (torch.zeros_like(like) if x is None else dense(x, like.dtype) for x in (dmean, dvariance))
+    last = (
+        torch.zeros_like(like) if x is None else dense(x, like.dtype) for x in (dmean, dvariance)
+    )
     return Upstream((outputs[0], outputs[1]), tuple(strides), (next(last), next(last)))
 
 

@@ -4,10 +4,10 @@ import torch
 import triton.language as tl
 
 from kalman_attention.ops.contract import ScanInputs, ScanResult
+from kalman_attention.ops.schedule import FORWARD_LANES, cut
 from kalman_attention.ops.triton.call import FUSION, dense, rows
 from kalman_attention.ops.triton.lane import filter_step
 from kalman_attention.ops.triton.place import evidence, kernel, lanes_of, locate
-from kalman_attention.ops.triton.plan import FORWARD_LANES, cut
 
 
 @kernel

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kalman_attention.ops.contract import CHUNK, ScanInputs, ScanResult
+from kalman_attention.ops.schedule import FORWARD_LANES, Plan, plan
 from kalman_attention.ops.triton.call import FUSION, Tokens, new_checkpoints, prepare
 from kalman_attention.ops.triton.lane import filter_step, project, reciprocal
 from kalman_attention.ops.triton.place import (
@@ -23,7 +24,6 @@ from kalman_attention.ops.triton.place import (
     span_of,
     token_is_real,
 )
-from kalman_attention.ops.triton.plan import FORWARD_LANES, Plan, plan
 
 MAP_FIELDS = 7
 """Numbers per lane in the summary of a segment: the entries of ``Projective``."""
@@ -62,7 +62,7 @@ def filter_kernel(
             )
             query = read(q, q_b, q_t, b, t, n, in_n, DTYPE)
             phi, info = evidence(value, precision, key)
-            s_new, mu_new, r = filter_step(a, p, phi, info, s, mu)
+            s_new, mu_new, _r = filter_step(a, p, phi, info, s, mu)
             s, mu = tl.where(real, s_new, s), tl.where(real, mu_new, mu)
             out = (b * T + t) * D + d
             tl.store(y + out, tl.sum(query[:, None] * mu, axis=0), mask=has_d)
@@ -84,7 +84,7 @@ def summary_kernel(
     """The map of one segment, into [7, R, segments, N, D]; fields are ``stride`` apart."""
     row, segment, block = locate(0, segments, blocks)
     b, first, end, _ = span_of(row, T, cu_seqlens, CHUNK)
-    c0, c1, last = chunks_of(segment, per_segment, first, end, CHUNK)
+    c0, c1, _last = chunks_of(segment, per_segment, first, end, CHUNK)
     n, d, at, has_n, has_d = lanes_of(block, N, D, BLOCK_N, BLOCK_D)
     has = has_n[:, None] & has_d[None, :]
     DTYPE: tl.constexpr = a_bar.dtype.element_ty
@@ -173,7 +173,14 @@ def _starts(inputs: ScanInputs, tokens: Tokens, cut: Plan) -> tuple[Tensor, Tens
     sizes = (T, N, D, cut.blocks, cut.segments, cut.per_segment, maps.stride(0))
     tile = (CHUNK, cut.block_n, cut.block_d)
     summary_kernel[(R * cut.segments * cut.blocks,)](
-        *tokens.arrays, *tokens.strides, *tokens.dynamics, maps, *sizes, *tile, num_warps=1, **FUSION
+        *tokens.arrays,
+        *tokens.strides,
+        *tokens.dynamics,
+        maps,
+        *sizes,
+        *tile,
+        num_warps=1,
+        **FUSION,
     )
     starts_kernel[(R * cut.blocks,)](
         cu_seqlens, maps, *tokens.state_0, *starts, *sizes, *tile, num_warps=1, **FUSION

@@ -1,4 +1,4 @@
-"""Arithmetic of a tile of lanes (slots n by channels d): what ``csrc/lane.h`` is to the C++ engines.
+"""Arithmetic of a tile of lanes (slots n by channels d), as ``csrc/lane.h`` has it in C++.
 
 Functions of values alone; every kernel of the engine is built on them. Names follow
 ``filtering/moment.py``, ``filtering/projective.py`` and ``ops/reverse.py``.
@@ -44,7 +44,7 @@ def filter_adjoint(a, phi, b, s, mu, s_new, r, dmu, ds):
 
 @triton.jit
 def pull_back(a, phi, b, mu, r, dmu, ds):
-    """dmu and ds of ``filter_adjoint`` alone, for a walk that collects no gradients."""
+    """Dmu and ds of ``filter_adjoint`` alone, for a walk that collects no gradients."""
     g = r * dmu
     dP = r * (r * (ds + b * dmu) - phi * (g * (a * mu)))
     return a * g, a * (a * dP)

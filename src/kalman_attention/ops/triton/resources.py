@@ -16,14 +16,19 @@ from triton.compiler import ASTSource
 
 from kalman_attention.ops.contract import CHUNK
 from kalman_attention.ops.resources import KernelResources
+from kalman_attention.ops.schedule import BACKWARD_LANES, FORWARD_LANES, WINDOW, cut
 from kalman_attention.ops.triton.bwd import adjoint_kernel, incoming_kernel, reverse_summary_kernel
 from kalman_attention.ops.triton.call import FUSION
 from kalman_attention.ops.triton.decode import step_kernel
 from kalman_attention.ops.triton.fwd import filter_kernel, starts_kernel, summary_kernel
-from kalman_attention.ops.triton.plan import BACKWARD_LANES, FORWARD_LANES, WINDOW, cut
 from kalman_attention.ops.triton.sums import COLUMNS, sum_kernel
 
-NAMES = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16"}
+NAMES = {
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+}
 
 TOKENS = ("v", "lam_v", "k", "q", "y", "y_var", "dy", "dy_var", "dv", "dlam_v")
 """Arguments that have the dtype of the tokens; all other arrays are in the arithmetic dtype."""

@@ -1,4 +1,6 @@
-"""The schedule: how a call is cut into programs. A function of shapes alone.
+"""The schedule of the Triton engine: how a call is cut into programs. Shapes alone decide.
+
+Beside the engine and not in it, so that the roofline can ask without importing triton.
 
 A program is one warp. It owns the slots of a block of channels of one row and walks a segment of
 time. With one segment per row the schedule is lane-serial; with more it is time-split: summarise
@@ -75,7 +77,7 @@ def wave_rows(cut: Plan) -> int:
 
 
 def ceil(x: int, y: int) -> int:
-    """x / y, rounded up."""
+    """X / y, rounded up."""
     return -(-x // y)
 
 
