@@ -57,6 +57,7 @@ gpu-compile: $(STAMP) ## compile the GPU engines without a GPU; registers, spill
 	$(BIN)/kla check --compile --markdown runs/gpu-compile/resources.md
 
 gpu-report: $(STAMP) ## on a machine with a GPU: tests, speed and figures of the GPU engines
+	$(BIN)/python -m pytest -q tests/ops/test_gpu.py
 	$(BIN)/kla bench gpu --out runs/gpu-report
 
 sanitize: $(STAMP) ## the native kernel's tests with AddressSanitizer and UBSan

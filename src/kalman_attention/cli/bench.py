@@ -2,12 +2,13 @@
 
 import argparse
 
-from kalman_attention.cli import bench_decode, bench_layer, bench_roofline, bench_scan
+from kalman_attention.cli import bench_decode, bench_gpu, bench_layer, bench_roofline, bench_scan
 
 SUBJECTS = {
     "scan": bench_scan,
     "layer": bench_layer,
     "decode": bench_decode,
+    "gpu": bench_gpu,
     "roofline": bench_roofline,
 }
 

@@ -2,8 +2,8 @@
 
 Plain arithmetic on sizes; no GPU and no compiler is asked. Traffic is counted twice: ``requested``
 is what the load and store instructions of all warps ask for (a test counts them in the
-interpreter), ``memory`` is what must come from or go to device memory when the caches do their part,
-that is when a chunk of tokens and the scratch array of a warp stay cached. Float32 throughout.
+interpreter), ``memory`` is what must come from or go to device memory when the caches do their
+part: a chunk of tokens and the scratch array of a warp stay cached. Float32 throughout.
 """
 
 from typing import NamedTuple
