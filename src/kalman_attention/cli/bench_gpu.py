@@ -100,7 +100,7 @@ def _resources() -> str:
     for engine in check_compile.GPU_ENGINES:
         found = check_compile.compile_engine(engine, check_compile.ARCHITECTURES)
         if isinstance(found, str):
-            rows.append([engine, f"not compiled: {found}", "", "", "", "", ""])
+            rows.append([engine, f"not compiled: {found}", *[""] * 5])
         else:
-            rows += [[engine, *(str(cell) for cell in row)] for row in found]
+            rows += check_compile.table(engine, found)
     return markdown(check_compile.HEADER, rows)

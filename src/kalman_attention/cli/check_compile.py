@@ -15,15 +15,8 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 
 GPU_ENGINES = ("triton", "cuda")
 
-HEADER = (
-    "engine",
-    "kernel",
-    "variant",
-    "architecture",
-    "registers",
-    "spilled bytes",
-    "shared bytes",
-)
+HEADER = ("engine", "kernel", "variant", "architecture", "registers", "spilled", "shared")
+"""Numbers are per architecture, in its order; spilled and shared are bytes."""
 
 
 def run(architectures: Sequence[str], path: Path | None) -> int:
@@ -39,18 +32,33 @@ def run(architectures: Sequence[str], path: Path | None) -> int:
         if isinstance(found, str):
             print(f"{engine}: not compiled: {found}")
         else:
-            rows += [[engine, *(str(cell) for cell in row)] for row in found]
+            rows += table(engine, found)
     if not rows:
         print("nothing to compile", file=sys.stderr)
         return 1
     print("\n" + render(HEADER, rows))
-    spilling = [row for row in rows if row[5] != "0"]
+    spilling = [row for row in rows if set(row[5]) - set("0 /")]
     print(f"\n{len(rows)} variants compiled, {len(spilling)} of them spill registers")
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(markdown(HEADER, rows) + "\n")
         print(f"table: {path}")
     return 0
+
+
+def table(engine: str, found: Sequence[KernelResources]) -> list[list[str]]:
+    """One row per kernel and variant, with the numbers of all architectures side by side."""
+    groups: dict[tuple[str, str], list[KernelResources]] = {}
+    for row in found:
+        groups.setdefault((row.kernel, row.variant), []).append(row)
+    return [
+        [engine, *names, *(_joined(column) for column in list(zip(*rows, strict=True))[2:])]
+        for names, rows in groups.items()
+    ]
+
+
+def _joined(cells: Sequence[object]) -> str:
+    return " / ".join(str(cell) for cell in cells)
 
 
 def compile_engine(engine: str, architectures: Sequence[str]) -> list[KernelResources] | str:

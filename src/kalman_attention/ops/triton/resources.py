@@ -1,7 +1,6 @@
 """Compile every kernel ahead of time, without a device, and ask ptxas what it needs."""
 
 import re
-import shutil
 import subprocess
 import tempfile
 import warnings
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from kalman_attention.ops.contract import CHUNK
@@ -168,23 +168,11 @@ def compile_variant(variant: Variant, architecture: str) -> Any:
 
 
 def _assemble(ptx: str, target: str) -> str:
-    """What ``ptxas -v`` prints about a piece of PTX."""
+    """What ``ptxas -v`` prints about a piece of PTX, with the options that Triton gives it."""
+    number = int(re.findall(r"\d+", target)[0])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(ptx)
-        command = [_ptxas(target), "-v", "-arch", target, str(path), "-o", f"{path}.cubin"]
+        command = [get_ptxas(number).path, "-v", "-lineinfo", "--regAllocOptLevel=2"]
+        command += [f"--gpu-name={target}", str(path), "-o", f"{path}.cubin"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stderr
-
-
-def _ptxas(target: str) -> str:
-    """The assembler of Triton's wheel for this architecture, or the one on the path."""
-    number = int(re.findall(r"\d+", target)[0])
-    folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    names = ("ptxas-blackwell", "ptxas") if number >= 100 else ("ptxas",)
-    for name in names:
-        if (folder / name).exists():
-            return str(folder / name)
-    found = shutil.which("ptxas")
-    if found is None:
-        raise ValueError("ptxas is missing: it comes with triton's wheel and with the CUDA toolkit")
-    return found
