@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs
 from kalman_attention.ops.schedule import BACKWARD_LANES, WINDOW, Plan, plan, wave_rows
-from kalman_attention.ops.triton.call import FUSION, Tokens, dense, prepare, rows
+from kalman_attention.ops.triton.call import FUSION, Tokens, dense, on_device, prepare, rows
 from kalman_attention.ops.triton.lane import filter_adjoint, filter_step, pull_back
 from kalman_attention.ops.triton.place import (
     chunks_of,
@@ -280,6 +280,7 @@ class Upstream(NamedTuple):
     last: tuple[Tensor, Tensor]
 
 
+@on_device
 def backward(
     inputs: ScanInputs,
     checkpoints: Tensor,

@@ -1,11 +1,16 @@
 """How a call reaches the kernels: tensors with a contiguous last axis, and their strides."""
 
-from typing import NamedTuple
+import functools
+from collections.abc import Callable
+from typing import NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from kalman_attention.ops.contract import ScanInputs
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 FUSION = {"enable_fp_fusion": True}
 """Compiler option of every launch, said aloud because its default depends on the release."""
@@ -56,6 +61,18 @@ def new_checkpoints(inputs: ScanInputs, dtype: torch.dtype) -> Tensor:
     new = torch.empty if inputs.cu_seqlens is None else torch.zeros
     shape = (2, inputs.chunks, *inputs.a_bar.shape)
     return new(shape, dtype=dtype, device=inputs.v.device)
+
+
+def on_device(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Launch the kernels of ``function(inputs, ...)`` on the device of its tensors."""
+
+    @functools.wraps(function)
+    def launch(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
+        inputs = cast(ScanInputs, args[0])
+        with torch.cuda.device_of(inputs.v):
+            return function(*args, **options)
+
+    return launch
 
 
 def rows(x: Tensor) -> Tensor:

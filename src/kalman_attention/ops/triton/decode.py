@@ -5,7 +5,7 @@ import triton.language as tl
 
 from kalman_attention.ops.contract import ScanInputs, ScanResult
 from kalman_attention.ops.schedule import FORWARD_LANES, cut
-from kalman_attention.ops.triton.call import FUSION, dense, rows
+from kalman_attention.ops.triton.call import FUSION, dense, on_device, rows
 from kalman_attention.ops.triton.lane import filter_step
 from kalman_attention.ops.triton.place import evidence, kernel, lanes_of, locate
 
@@ -43,6 +43,7 @@ def step_kernel(
         tl.store(y_var + row * D + d, out, mask=has_d)
 
 
+@on_device
 def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
     """Filter one token per row: ``forward`` for inputs without the T axis.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kalman_attention.ops.contract import CHUNK, ScanInputs, ScanResult
 from kalman_attention.ops.schedule import FORWARD_LANES, Plan, plan
-from kalman_attention.ops.triton.call import FUSION, Tokens, new_checkpoints, prepare
+from kalman_attention.ops.triton.call import FUSION, Tokens, new_checkpoints, on_device, prepare
 from kalman_attention.ops.triton.lane import filter_step, project, reciprocal
 from kalman_attention.ops.triton.place import (
     chunks_of,
@@ -143,6 +143,7 @@ def starts_kernel(
         s = (xx * s + xw) * scale
 
 
+@on_device
 def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanResult:
     """Filter every row; see ``EngineModule.forward``."""
     tokens = prepare(inputs)

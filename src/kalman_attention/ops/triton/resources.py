@@ -44,13 +44,23 @@ SLOTS = (16, 32)
 
 
 class Variant(NamedTuple):
-    """One way to compile a kernel: token dtype, N, and which optional arguments it has."""
+    """One way to compile a kernel.
+
+    Attributes:
+        kernel: the function.
+        lanes: lanes of a program.
+        tokens: dtype of v, lam_v, k, q.
+        N: slots.
+        given: which optional arguments the call has.
+        integers: type of sizes and strides.
+    """
 
     kernel: Any
     lanes: int
     tokens: torch.dtype = torch.float32
     N: int = SLOTS[0]
     given: tuple[str, ...] = OPTIONAL
+    integers: str = "i32"
 
     @property
     def arithmetic(self) -> torch.dtype:
@@ -60,6 +70,7 @@ class Variant(NamedTuple):
     def __str__(self) -> str:
         tile = self.constants()
         with_what = "all options" if self.given == OPTIONAL else "no options"
+        with_what += ", 64-bit strides" if self.integers == "i64" else ""
         name = str(self.tokens).removeprefix("torch.")
         if "BLOCK_N" not in tile:
             return name
@@ -83,7 +94,7 @@ class Variant(NamedTuple):
         return found | {p.name: None for p in self.kernel.params if p.name in absent}
 
     def signature(self) -> dict[str, str]:
-        """Type of every argument; sizes and strides as for tensors beyond 2^31 elements."""
+        """Type of every argument; sizes and strides that fit are handed over in 32 bits."""
         constants = self.constants()
         types = {p.name: self._type(p.name) for p in self.kernel.params}
         return types | dict.fromkeys(constants, "constexpr")
@@ -93,7 +104,7 @@ class Variant(NamedTuple):
             return INTEGERS[name]
         if name in TOKENS:
             return f"*{NAMES[self.tokens]}"
-        return f"*{NAMES[self.arithmetic]}" if name in ARRAYS else "i64"
+        return f"*{NAMES[self.arithmetic]}" if name in ARRAYS else self.integers
 
 
 ARRAYS = (
@@ -123,6 +134,7 @@ def variants() -> Iterator[Variant]:
             yield Variant(kernel, lanes, torch.bfloat16)
             yield Variant(kernel, lanes, torch.float16)
             yield Variant(kernel, lanes, N=SLOTS[1])
+            yield Variant(kernel, lanes, integers="i64")
 
 
 def resources(architectures: Sequence[str]) -> list[KernelResources]:
