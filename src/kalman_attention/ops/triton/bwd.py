@@ -6,8 +6,8 @@ of mean and variance walk back over those. Both kinds of beliefs go to a scratch
 kilobytes per warp, which the second-level cache holds; a path of 64 tokens would not fit there.
 
 Given the beliefs, an adjoint walks back by a linear map. So time can be split here too:
-``reverse_summary_kernel`` reduces a segment to five numbers per lane, ``incoming_kernel`` carries
-the last adjoint over them, ``adjoint_kernel`` walks every segment with what truly arrives there.
+``adjoint_kernel`` first reduces every segment to five numbers per lane, ``incoming_kernel`` carries
+the last adjoint over them, and ``adjoint_kernel`` walks again with what truly arrives.
 """
 
 from typing import NamedTuple
@@ -65,14 +65,17 @@ def adjoint_kernel(
     v, lam_v, k, q, mask, cu_seqlens,
     v_b, v_t, lam_b, lam_t, k_b, k_t, q_b, q_t, mask_b, mask_t,
     a_bar, p_bar, saved, path, dy, dy_var, dy_b, dy_t, dvar_b, dvar_t,
-    dmean_in, dvariance_in, dv, dlam_v, dk, dq, dynamics, dmean_0, dvariance_0,
+    maps, dmean_in, dvariance_in, dv, dlam_v, dk, dq, dynamics, dmean_0, dvariance_0,
     first_row, B, T, N, D, chunks, blocks, segments, per_segment, stride,
     CHUNK: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Walk one segment of a row back and collect every gradient.
+    """Walk one segment of a row back, to collect every gradient or only to summarise it.
 
-    dk and dq are sums over this block of channels, [blocks, B, T, N]; ``dynamics`` collects da_bar
-    and dp_bar in float64, [2, R, segments, N, D], halves ``stride`` apart.
+    Without ``maps`` the adjoint that arrives is known, [R, segments, N, D]. dk and dq are sums over
+    this block of channels, [blocks, B, T, N]; ``dynamics`` collects da_bar and dp_bar in float64,
+    [2, R, segments, N, D]. With ``maps`` it is not, and the answer is how any adjoint would pass,
+    [5, R, segments, N, D]: dmu before = mm dmu + dmu_0, ds before = ss ds + sm dmu + ds_0.
+    Fields are ``stride`` apart.
     """
     row, segment, block = locate(first_row, segments, blocks)
     b, first, end, chunk_0 = span_of(row, T, cu_seqlens, CHUNK)
@@ -82,11 +85,17 @@ def adjoint_kernel(
     DTYPE: tl.constexpr = a_bar.dtype.element_ty
     WINDOWS: tl.constexpr = CHUNK // WINDOW
     size = tl.cast(N, tl.int64) * D
+    field = tl.cast(stride, tl.int64)
     a = tl.load(a_bar + at, mask=has, other=0.0)
     p = tl.load(p_bar + at, mask=has, other=0.0)
     here = (row * segments + segment) * size + at
-    dmu = tl.load(dmean_in + here, mask=has, other=0.0)
-    ds = tl.load(dvariance_in + here, mask=has, other=0.0)
+    zero = tl.full((BLOCK_N, BLOCK_D), 0.0, DTYPE)
+    if maps is None:
+        dmu = tl.load(dmean_in + here, mask=has, other=0.0)
+        ds = tl.load(dvariance_in + here, mask=has, other=0.0)
+    else:
+        dmu, ds = zero, zero
+    mm, sm, ss = zero + 1.0, zero, zero + 1.0
     # Tiles of this program alone, so that a lane's place among them is known when compiling.
     lane = n[:, None] * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]
     TILE: tl.constexpr = BLOCK_N * BLOCK_D
@@ -102,8 +111,7 @@ def adjoint_kernel(
             v, lam_v, k, mask, v_b, v_t, lam_b, lam_t, k_b, k_t, mask_b, mask_t,
             a, p, mu, s, coarse, b, begin, stop, n, d, lane, N, D, WINDOW, TILE, DTYPE,
         )  # fmt: skip
-        da = tl.full((BLOCK_N, BLOCK_D), 0.0, DTYPE)
-        dp = tl.full((BLOCK_N, BLOCK_D), 0.0, DTYPE)
+        da, dp = zero, zero
         windows = tl.cdiv(stop - begin, WINDOW)
         for back_w in range(0, windows):
             w = windows - 1 - back_w
@@ -140,107 +148,37 @@ def adjoint_kernel(
                     a, phi, info, s, mu, s_new, r, dmu, ds
                 )
                 dmu, ds = tl.where(real, dmu_back, dmu), tl.where(real, ds_back, ds)
-                da += tl.where(real, da_t, 0.0)
-                dp += tl.where(real, dp_t, 0.0)
-                sum_db = tl.sum(key[:, None] * db, axis=0)
-                sum_dphi = tl.sum((key * key)[:, None] * dphi, axis=0)
-                lv = precision * value
-                dk_nd = lv[None, :] * db + (2.0 * key)[:, None] * (precision[None, :] * dphi)
-                tl.store(dv + (b * T + t) * D + d, precision * sum_db, mask=has_d)
-                tl.store(dlam_v + (b * T + t) * D + d, sum_dphi + value * sum_db, mask=has_d)
-                slot = ((block * B + b) * T + t) * N + n
-                tl.store(dk + slot, tl.sum(dk_nd, axis=1), mask=has_n)
-                tl.store(dq + slot, dq_n, mask=has_n)
+                if maps is None:
+                    da += tl.where(real, da_t, 0.0)
+                    dp += tl.where(real, dp_t, 0.0)
+                    sum_db = tl.sum(key[:, None] * db, axis=0)
+                    sum_dphi = tl.sum((key * key)[:, None] * dphi, axis=0)
+                    lv = precision * value
+                    dk_nd = lv[None, :] * db + (2.0 * key)[:, None] * (precision[None, :] * dphi)
+                    tl.store(dv + (b * T + t) * D + d, precision * sum_db, mask=has_d)
+                    tl.store(dlam_v + (b * T + t) * D + d, sum_dphi + value * sum_db, mask=has_d)
+                    slot = ((block * B + b) * T + t) * N + n
+                    tl.store(dk + slot, tl.sum(dk_nd, axis=1), mask=has_n)
+                    tl.store(dq + slot, dq_n, mask=has_n)
+                else:
+                    mm_back, sm_back = pull_back(a, phi, info, mu, r, mm, sm)
+                    mm, sm = tl.where(real, mm_back, mm), tl.where(real, sm_back, sm)
+                    ss = tl.where(real, a * (a * (r * (r * ss))), ss)
             tl.debug_barrier()
-        tl.store(dynamics + here, tl.load(dynamics + here, mask=has, other=0.0) + da, mask=has)
-        dp_here = dynamics + tl.cast(stride, tl.int64) + here
-        tl.store(dp_here, tl.load(dp_here, mask=has, other=0.0) + dp, mask=has)
-    if segment == 0:
+        if maps is None:
+            da_old = tl.load(dynamics + here, mask=has, other=0.0)
+            dp_old = tl.load(dynamics + field + here, mask=has, other=0.0)
+            tl.store(dynamics + here, da_old + da, mask=has)
+            tl.store(dynamics + field + here, dp_old + dp, mask=has)
+    if maps is not None:
+        tl.store(maps + here, mm, mask=has)
+        tl.store(maps + field + here, sm, mask=has)
+        tl.store(maps + 2 * field + here, ss, mask=has)
+        tl.store(maps + 3 * field + here, dmu, mask=has)
+        tl.store(maps + 4 * field + here, ds, mask=has)
+    elif segment == 0:
         tl.store(dmean_0 + row * size + at, dmu, mask=has)
         tl.store(dvariance_0 + row * size + at, ds, mask=has)
-
-
-@kernel
-def reverse_summary_kernel(
-    v, lam_v, k, q, mask, cu_seqlens,
-    v_b, v_t, lam_b, lam_t, k_b, k_t, q_b, q_t, mask_b, mask_t,
-    a_bar, p_bar, saved, path, dy, dy_var, dy_b, dy_t, dvar_b, dvar_t, maps,
-    first_row, T, N, D, chunks, blocks, segments, per_segment, stride,
-    CHUNK: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """How adjoints pass one segment, into [5, R, segments, N, D]; fields are ``stride`` apart.
-
-    dmu before = mm dmu + dmu_0 and ds before = ss ds + sm dmu + ds_0.
-    """
-    row, segment, block = locate(first_row, segments, blocks)
-    b, first, end, chunk_0 = span_of(row, T, cu_seqlens, CHUNK)
-    c0, c1, _last = chunks_of(segment, per_segment, first, end, CHUNK)
-    n, d, at, has_n, has_d = lanes_of(block, N, D, BLOCK_N, BLOCK_D)
-    has = has_n[:, None] & has_d[None, :]
-    DTYPE: tl.constexpr = a_bar.dtype.element_ty
-    WINDOWS: tl.constexpr = CHUNK // WINDOW
-    size = tl.cast(N, tl.int64) * D
-    a = tl.load(a_bar + at, mask=has, other=0.0)
-    p = tl.load(p_bar + at, mask=has, other=0.0)
-    # Tiles of this program alone, so that a lane's place among them is known when compiling.
-    lane = n[:, None] * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]
-    TILE: tl.constexpr = BLOCK_N * BLOCK_D
-    coarse = path + tl.program_id(0).to(tl.int64) * (2 * (WINDOWS + WINDOW) * TILE)
-    fine = coarse + 2 * WINDOWS * TILE
-    one = tl.full((BLOCK_N, BLOCK_D), 1.0, DTYPE)
-    zero = tl.full((BLOCK_N, BLOCK_D), 0.0, DTYPE)
-    mm, sm, ss, dmu, ds = one, zero, one, zero, zero
-    for back in range(0, c1 - c0):
-        c = c1 - 1 - back
-        begin = first + c * CHUNK
-        stop = tl.minimum(begin + CHUNK, end)
-        mu = tl.load(saved + (chunk_0 + c) * size + at, mask=has, other=0.0)
-        s = tl.load(saved + (chunks + chunk_0 + c) * size + at, mask=has, other=0.0)
-        replay(
-            v, lam_v, k, mask, v_b, v_t, lam_b, lam_t, k_b, k_t, mask_b, mask_t,
-            a, p, mu, s, coarse, b, begin, stop, n, d, lane, N, D, WINDOW, TILE, DTYPE,
-        )  # fmt: skip
-        windows = tl.cdiv(stop - begin, WINDOW)
-        for back_w in range(0, windows):
-            w = windows - 1 - back_w
-            begin_w = begin + w * WINDOW
-            stop_w = tl.minimum(begin_w + WINDOW, stop)
-            mu = tl.load(coarse + 2 * w * TILE + lane)
-            s = tl.load(coarse + (2 * w + 1) * TILE + lane)
-            replay(
-                v, lam_v, k, mask, v_b, v_t, lam_b, lam_t, k_b, k_t, mask_b, mask_t,
-                a, p, mu, s, fine, b, begin_w, stop_w, n, d, lane, N, D, 1, TILE, DTYPE,
-            )  # fmt: skip
-            for back_t in range(0, stop_w - begin_w):
-                t = stop_w - 1 - back_t
-                mu = tl.load(fine + 2 * (t - begin_w) * TILE + lane)
-                s = tl.load(fine + (2 * (t - begin_w) + 1) * TILE + lane)
-                real = token_is_real(mask, mask_b, mask_t, b, t, end)
-                in_n, in_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
-                value, precision, key = observe(
-                    v, lam_v, k, v_b, v_t, lam_b, lam_t, k_b, k_t, b, t, n, d, in_n, in_d, DTYPE
-                )
-                query = read(q, q_b, q_t, b, t, n, in_n, DTYPE)
-                phi, info = evidence(value, precision, key)
-                _s_new, _mu_new, r = filter_step(a, p, phi, info, s, mu)
-                if dy is not None:
-                    dmu += query[:, None] * read(dy, dy_b, dy_t, b, t, d, in_d, DTYPE)[None, :]
-                if dy_var is not None:
-                    dvar_d = read(dy_var, dvar_b, dvar_t, b, t, d, in_d, DTYPE)
-                    ds += (query * query)[:, None] * dvar_d[None, :]
-                dmu_back, ds_back = pull_back(a, phi, info, mu, r, dmu, ds)
-                mm_back, sm_back = pull_back(a, phi, info, mu, r, mm, sm)
-                dmu, ds = tl.where(real, dmu_back, dmu), tl.where(real, ds_back, ds)
-                mm, sm = tl.where(real, mm_back, mm), tl.where(real, sm_back, sm)
-                ss = tl.where(real, a * (a * (r * (r * ss))), ss)
-            tl.debug_barrier()
-    field = tl.cast(stride, tl.int64)
-    out = maps + (row * segments + segment) * size + at
-    tl.store(out, mm, mask=has)
-    tl.store(out + field, sm, mask=has)
-    tl.store(out + 2 * field, ss, mask=has)
-    tl.store(out + 3 * field, dmu, mask=has)
-    tl.store(out + 4 * field, ds, mask=has)
 
 
 @kernel
@@ -280,6 +218,36 @@ class Upstream(NamedTuple):
     last: tuple[Tensor, Tensor]
 
 
+class WalkBack(NamedTuple):
+    """What both uses of ``adjoint_kernel`` share."""
+
+    inputs: ScanInputs
+    tokens: Tokens
+    upstream: Upstream
+    cut: Plan
+    saved: Tensor
+    path: Tensor
+
+    def launch(self, maps: Tensor | None, results: tuple[Tensor | None, ...], stride: int) -> None:
+        """Walk all segments back, a wave of rows at a time.
+
+        Args:
+            maps: where to summarise segments, or None to collect gradients.
+            results: dmean_in to dvariance_0 of the kernel; all None with ``maps``.
+            stride: between the fields of ``maps``, or the halves of ``dynamics``.
+        """
+        (B, T, D), (R, N, _), cut = self.inputs.v.shape, self.inputs.mean_0.shape, self.cut
+        for first_row in range(0, R, wave_rows(cut)):
+            count = min(wave_rows(cut), R - first_row)
+            adjoint_kernel[(count * cut.segments * cut.blocks,)](
+                *self.tokens.arrays, *self.tokens.strides, *self.tokens.dynamics,
+                self.saved, self.path, *self.upstream.outputs, *self.upstream.strides,
+                maps, *results, first_row, B, T, N, D, self.inputs.chunks,
+                cut.blocks, cut.segments, cut.per_segment, stride,
+                CHUNK, WINDOW, cut.block_n, cut.block_d, num_warps=1, **FUSION,
+            )  # fmt: skip
+
+
 @on_device
 def backward(
     inputs: ScanInputs,
@@ -292,36 +260,20 @@ def backward(
     """Exact gradients of one scan; see ``EngineModule.backward``."""
     tokens = prepare(inputs)
     cut = plan(inputs, BACKWARD_LANES, tokens.dtype)
-    (B, T, _), (R, N, D) = inputs.v.shape, inputs.mean_0.shape
-    like = tokens.state_0[0]
+    (B, T, _), (R, N, D), like = inputs.v.shape, inputs.mean_0.shape, tokens.state_0[0]
     upstream = _upstream(dy, dy_var, dmean, dvariance, like)
     saved = dense(checkpoints, tokens.dtype)
-    path = _scratch(like, cut)
-    incoming = upstream.last
-    if cut.segments > 1:
-        incoming = _incoming(inputs, tokens, cut, saved, path, upstream)
+    walk = WalkBack(inputs, tokens, upstream, cut, saved, _scratch(like, cut))
+    incoming = upstream.last if cut.segments == 1 else _incoming(walk)
     dv, dlam_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs[:2])
     dk, dq = like.new_empty(2, cut.blocks, B, T, N)
     dynamics = like.new_zeros(2, R, cut.segments, N, D, dtype=torch.float64)
-    first_adjoint = torch.empty_like(like), torch.empty_like(like)
-    for first_row, count in _waves(R, cut):
-        adjoint_kernel[(count * cut.segments * cut.blocks,)](
-            *tokens.arrays, *tokens.strides, *tokens.dynamics, saved, path,
-            *upstream.outputs, *upstream.strides, *incoming,
-            dv, dlam_v, dk, dq, dynamics, *first_adjoint, first_row, B, T, N, D, inputs.chunks,
-            cut.blocks, cut.segments, cut.per_segment, dynamics.stride(0),
-            CHUNK, WINDOW, cut.block_n, cut.block_d, num_warps=1, **FUSION,
-        )  # fmt: skip
+    first = torch.empty_like(like), torch.empty_like(like)
+    walk.launch(None, (*incoming, dv, dlam_v, dk, dq, dynamics, *first), dynamics.stride(0))
     da_bar, dp_bar = (add_up(x.flatten(0, 1), inputs.a_bar) for x in dynamics)
-    return ScanGrads(
-        dv,
-        dlam_v,
-        add_up(dk, inputs.k),
-        add_up(dq, inputs.q),
-        da_bar,
-        dp_bar,
-        *(x.to(inputs.compute_dtype) for x in first_adjoint),
-    )
+    dmean_0, dvariance_0 = (x.to(inputs.compute_dtype) for x in first)
+    dk, dq = add_up(dk, inputs.k), add_up(dq, inputs.q)
+    return ScanGrads(dv, dlam_v, dk, dq, da_bar, dp_bar, dmean_0, dvariance_0)
 
 
 def _upstream(
@@ -339,24 +291,17 @@ def _upstream(
     return Upstream((outputs[0], outputs[1]), tuple(strides), (next(last), next(last)))
 
 
-def _incoming(
-    inputs: ScanInputs, tokens: Tokens, cut: Plan, saved: Tensor, path: Tensor, upstream: Upstream
-) -> tuple[Tensor, Tensor]:
+def _incoming(walk: WalkBack) -> tuple[Tensor, Tensor]:
     """Adjoint that reaches the end of every segment from later ones, [R, segments, N, D] twice."""
-    T, (R, N, D), like = inputs.v.shape[1], inputs.mean_0.shape, tokens.state_0[0]
+    like, cut = walk.tokens.state_0[0], walk.cut
+    T, (R, N, D) = walk.inputs.v.shape[1], like.shape
     shape = (R, cut.segments, N, D)
     maps = like.new_empty(REVERSE_FIELDS, *shape)
     incoming = like.new_empty(shape), like.new_empty(shape)
-    segments = (cut.blocks, cut.segments, cut.per_segment, maps.stride(0))
-    for first_row, count in _waves(R, cut):
-        reverse_summary_kernel[(count * cut.segments * cut.blocks,)](
-            *tokens.arrays, *tokens.strides, *tokens.dynamics, saved, path,
-            *upstream.outputs, *upstream.strides, maps,
-            first_row, T, N, D, inputs.chunks, *segments,
-            CHUNK, WINDOW, cut.block_n, cut.block_d, num_warps=1, **FUSION,
-        )  # fmt: skip
+    walk.launch(maps, (None,) * 9, maps.stride(0))
     incoming_kernel[(R * cut.blocks,)](
-        tokens.arrays[-1], maps, *upstream.last, *incoming, T, N, D, *segments,
+        walk.tokens.arrays[-1], maps, *walk.upstream.last, *incoming,
+        T, N, D, cut.blocks, cut.segments, cut.per_segment, maps.stride(0),
         CHUNK, cut.block_n, cut.block_d, num_warps=1, **FUSION,
     )  # fmt: skip
     return incoming
@@ -366,9 +311,3 @@ def _scratch(like: Tensor, cut: Plan) -> Tensor:
     """Beliefs before the windows of a chunk and the tokens of a window, per program of a wave."""
     programs = min(len(like), wave_rows(cut)) * cut.segments * cut.blocks
     return like.new_empty(programs, 2 * (CHUNK // WINDOW + WINDOW), cut.block_n, cut.block_d)
-
-
-def _waves(R: int, cut: Plan) -> list[tuple[int, int]]:
-    """First row and number of rows of each launch."""
-    step = wave_rows(cut)
-    return [(r, min(step, R - r)) for r in range(0, R, step)]

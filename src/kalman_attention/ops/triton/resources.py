@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 from kalman_attention.ops.contract import CHUNK
 from kalman_attention.ops.resources import KernelResources
 from kalman_attention.ops.schedule import BACKWARD_LANES, FORWARD_LANES, WINDOW, cut
-from kalman_attention.ops.triton.bwd import adjoint_kernel, incoming_kernel, reverse_summary_kernel
+from kalman_attention.ops.triton.bwd import adjoint_kernel, incoming_kernel
 from kalman_attention.ops.triton.call import FUSION
 from kalman_attention.ops.triton.decode import step_kernel
 from kalman_attention.ops.triton.fwd import filter_kernel, starts_kernel, summary_kernel
@@ -36,8 +36,17 @@ TOKENS = ("v", "lam_v", "k", "q", "y", "y_var", "dy", "dy_var", "dv", "dlam_v")
 INTEGERS = {"mask": "*u8", "cu_seqlens": "*i64", "dynamics": "*fp64"}
 """Arguments whose dtype is fixed."""
 
-OPTIONAL = ("mask", "cu_seqlens", "y_var", "saved", "dy_var")
-"""What a call may do without."""
+PLAIN = ("mask", "cu_seqlens", "y_var", "saved")
+"""What a forward pass may do without."""
+
+COLLECT = ("maps",)
+"""What the backward pass does without when it collects gradients."""
+
+SUMMARISE = (
+    *("dmean_in", "dvariance_in", "dv", "dlam_v", "dk", "dq", "dynamics", "dmean_0"),
+    "dvariance_0",
+)
+"""And when it summarises segments."""
 
 SLOTS = (16, 32)
 """N of the variants; the paper's language models have 16 and 32."""
@@ -51,7 +60,8 @@ class Variant(NamedTuple):
         lanes: lanes of a program.
         tokens: dtype of v, lam_v, k, q.
         N: slots.
-        given: which optional arguments the call has.
+        absent: arguments that the call does without.
+        what: how to call that.
         integers: type of sizes and strides.
     """
 
@@ -59,7 +69,8 @@ class Variant(NamedTuple):
     lanes: int
     tokens: torch.dtype = torch.float32
     N: int = SLOTS[0]
-    given: tuple[str, ...] = OPTIONAL
+    absent: tuple[str, ...] = ()
+    what: str = "all options"
     integers: str = "i32"
 
     @property
@@ -69,12 +80,11 @@ class Variant(NamedTuple):
 
     def __str__(self) -> str:
         tile = self.constants()
-        with_what = "all options" if self.given == OPTIONAL else "no options"
-        with_what += ", 64-bit strides" if self.integers == "i64" else ""
+        wide = ", 64-bit strides" if self.integers == "i64" else ""
         name = str(self.tokens).removeprefix("torch.")
         if "BLOCK_N" not in tile:
             return name
-        return f"{name}, {tile['BLOCK_N']} x {tile['BLOCK_D']} lanes, {with_what}"
+        return f"{name}, {tile['BLOCK_N']} x {tile['BLOCK_D']} lanes, {self.what}{wide}"
 
     def constants(self) -> dict[str, Any]:
         """Constants of the kernel at the sizes of the paper's shape, and absent arguments."""
@@ -88,10 +98,7 @@ class Variant(NamedTuple):
             "BLOCK_D": tile.block_d,
         }
         found = {p.name: every[p.name] for p in self.kernel.params if p.is_constexpr}
-        absent = set(OPTIONAL).difference(self.given)
-        if self.kernel is not filter_kernel:
-            absent.discard("saved")  # a backward pass always has checkpoints
-        return found | {p.name: None for p in self.kernel.params if p.name in absent}
+        return found | dict.fromkeys(self.absent)
 
     def signature(self) -> dict[str, str]:
         """Type of every argument; sizes and strides that fit are handed over in 32 bits."""
@@ -117,24 +124,31 @@ ARRAYS = (
 
 def variants() -> Iterator[Variant]:
     """Every kernel as a call in float32, bfloat16, half or float64 would compile it."""
-    for kernel, lanes in (
-        (filter_kernel, FORWARD_LANES),
-        (summary_kernel, FORWARD_LANES),
-        (starts_kernel, FORWARD_LANES),
-        (adjoint_kernel, BACKWARD_LANES),
-        (reverse_summary_kernel, BACKWARD_LANES),
-        (incoming_kernel, BACKWARD_LANES),
-        (step_kernel, FORWARD_LANES),
-        (sum_kernel, 1),
-    ):
-        yield Variant(kernel, lanes)
-        yield Variant(kernel, lanes, torch.float64)
-        if kernel in (filter_kernel, adjoint_kernel):
-            yield Variant(kernel, lanes, given=())
-            yield Variant(kernel, lanes, torch.bfloat16)
-            yield Variant(kernel, lanes, torch.float16)
-            yield Variant(kernel, lanes, N=SLOTS[1])
-            yield Variant(kernel, lanes, integers="i64")
+    summary = Variant(adjoint_kernel, BACKWARD_LANES, absent=SUMMARISE, what="summary")
+    main = (
+        Variant(filter_kernel, FORWARD_LANES),
+        Variant(adjoint_kernel, BACKWARD_LANES, absent=COLLECT),
+    )
+    others = (
+        Variant(summary_kernel, FORWARD_LANES),
+        Variant(starts_kernel, FORWARD_LANES),
+        summary,
+        Variant(incoming_kernel, BACKWARD_LANES),
+        Variant(step_kernel, FORWARD_LANES),
+        Variant(sum_kernel, 1),
+    )
+    bare = (PLAIN, (*COLLECT, "mask", "cu_seqlens", "dy_var"))
+    for variant, absent in zip(main, bare, strict=True):
+        yield variant
+        yield variant._replace(absent=absent, what="no options")
+        yield variant._replace(tokens=torch.bfloat16)
+        yield variant._replace(tokens=torch.float16)
+        yield variant._replace(tokens=torch.float64)
+        yield variant._replace(N=SLOTS[1])
+        yield variant._replace(integers="i64")
+    for variant in others:
+        yield variant
+        yield variant._replace(tokens=torch.float64)
 
 
 def resources(architectures: Sequence[str]) -> list[KernelResources]:
