@@ -11,11 +11,23 @@ from typing import Any
 import triton
 import triton.language as tl
 
+SIZES = (
+    *("B", "T", "N", "D", "rows", "columns", "chunks", "blocks", "segments", "per_segment"),
+    *("stride", "first_row"),
+)
+"""Integer arguments, besides strides, whose names end in ``_b`` and ``_t``."""
+
 
 def kernel(function: Callable[..., None]) -> Any:
-    """``triton.jit`` for an entry point: compiled per dtype and constexpr, for nothing else."""
+    """``triton.jit`` for an entry point: compiled per dtype and constexpr, for nothing else.
+
+    Integers are always 64 bits wide. By default it would depend on their values, and the 32-bit
+    variants need more registers, because every use widens them first.
+    """
     parameters = inspect.signature(function).parameters.values()
     names = [p.name for p in parameters if p.annotation is not tl.constexpr]
+    integers = [name for name in names if name in SIZES or name[-2:] in ("_b", "_t")]
+    function.__annotations__.update(dict.fromkeys(integers, tl.int64))
     return triton.jit(function, do_not_specialize=names, do_not_specialize_on_alignment=names)
 
 

@@ -31,10 +31,10 @@ NAMES = {
 }
 
 TOKENS = ("v", "lam_v", "k", "q", "y", "y_var", "dy", "dy_var", "dv", "dlam_v")
-"""Arguments that have the dtype of the tokens; all other arrays are in the arithmetic dtype."""
+"""Arrays that have the dtype of the tokens; those not named here have that of the arithmetic."""
 
-INTEGERS = {"mask": "*u8", "cu_seqlens": "*i64", "dynamics": "*fp64"}
-"""Arguments whose dtype is fixed."""
+FIXED = {"mask": "*u8", "cu_seqlens": "*i64", "dynamics": "*fp64"}
+"""Arrays whose dtype is always the same."""
 
 PLAIN = ("mask", "cu_seqlens", "y_var", "saved")
 """What a forward pass may do without."""
@@ -62,7 +62,6 @@ class Variant(NamedTuple):
         N: slots.
         absent: arguments that the call does without.
         what: how to call that.
-        integers: type of sizes and strides.
     """
 
     kernel: Any
@@ -71,7 +70,6 @@ class Variant(NamedTuple):
     N: int = SLOTS[0]
     absent: tuple[str, ...] = ()
     what: str = "all options"
-    integers: str = "i32"
 
     @property
     def arithmetic(self) -> torch.dtype:
@@ -80,11 +78,10 @@ class Variant(NamedTuple):
 
     def __str__(self) -> str:
         tile = self.constants()
-        wide = ", 64-bit strides" if self.integers == "i64" else ""
         name = str(self.tokens).removeprefix("torch.")
         if "BLOCK_N" not in tile:
             return name
-        return f"{name}, {tile['BLOCK_N']} x {tile['BLOCK_D']} lanes, {self.what}{wide}"
+        return f"{name}, {tile['BLOCK_N']} x {tile['BLOCK_D']} lanes, {self.what}"
 
     def constants(self) -> dict[str, Any]:
         """Constants of the kernel at the sizes of the paper's shape, and absent arguments."""
@@ -101,25 +98,17 @@ class Variant(NamedTuple):
         return found | dict.fromkeys(self.absent)
 
     def signature(self) -> dict[str, str]:
-        """Type of every argument; sizes and strides that fit are handed over in 32 bits."""
+        """Type of every argument."""
         constants = self.constants()
-        types = {p.name: self._type(p.name) for p in self.kernel.params}
+        types = {p.name: p.annotation_type or self._type(p.name) for p in self.kernel.params}
         return types | dict.fromkeys(constants, "constexpr")
 
     def _type(self, name: str) -> str:
-        if name in INTEGERS:
-            return INTEGERS[name]
+        if name in FIXED:
+            return FIXED[name]
         if name in TOKENS:
             return f"*{NAMES[self.tokens]}"
-        return f"*{NAMES[self.arithmetic]}" if name in ARRAYS else self.integers
-
-
-ARRAYS = (
-    *("a_bar", "p_bar", "mean_starts", "variance_starts", "mean", "variance", "saved", "maps"),
-    *("mean_0", "variance_0", "path", "dmean_in", "dvariance_in", "dk", "dq", "dmean_0"),
-    *("dvariance_0", "dmean", "dvariance", "partial", "out"),
-)
-"""Arguments in the arithmetic dtype."""
+        return f"*{NAMES[self.arithmetic]}"
 
 
 def variants() -> Iterator[Variant]:
@@ -145,7 +134,6 @@ def variants() -> Iterator[Variant]:
         yield variant._replace(tokens=torch.float16)
         yield variant._replace(tokens=torch.float64)
         yield variant._replace(N=SLOTS[1])
-        yield variant._replace(integers="i64")
     for variant in others:
         yield variant
         yield variant._replace(tokens=torch.float64)
