@@ -5,7 +5,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hf-newest lint format bench sanitize emulate-avx512 test-cuda sanitize-cuda clean
+.PHONY: help demo test test-triton test-hf-newest lint format bench gpu-compile gpu-report \
+	sanitize emulate-avx512 test-cuda sanitize-cuda clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -25,7 +26,7 @@ $(EMULATED): $(KERNELS)
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt \
-		-e '.[bench,dev,eval,plot]'
+		-e '.[bench,dev,eval,plot,triton]'
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-deps xlstm
 	@touch $@
 
@@ -38,6 +39,13 @@ test: $(STAMP)   ## set up, lint, type-check and run all tests
 	@$(MAKE) --no-print-directory $(EMULATED) || echo "the CUDA kernels are not emulated here"
 	KLA_CUDA_EMULATION=$$(ls $(CURDIR)/$(EMULATED) 2>/dev/null) OMP_NUM_THREADS=1 \
 	$(BIN)/python -m pytest -n 2 -q
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q $(INTERPRETED)
+
+# Triton's interpreter is chosen when triton is imported, so it takes a process of its own.
+INTERPRETED := tests/ops/test_triton.py tests/ops/test_roofline.py
+
+test-triton: $(STAMP) ## all tests of the op with the Triton engine, in its interpreter (slow)
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q tests/ops -k triton
 
 # torch stays as pinned; transformers and all it brings are the newest that pyproject.toml allows.
 test-hf-newest:  ## run the tests of the adapter with the newest transformers
@@ -59,6 +67,13 @@ format: $(STAMP) ## rewrite the code in house style
 
 bench: $(STAMP)  ## speed of the engines on this machine
 	$(BIN)/kla bench scan
+
+gpu-compile: $(STAMP) ## compile the GPU engines without a GPU; registers, spills, shared memory
+	$(BIN)/kla check --compile --markdown runs/gpu-compile/resources.md
+
+gpu-report: $(STAMP) ## on a machine with a GPU: tests, speed and figures of the GPU engines
+	$(BIN)/python -m pytest -q tests/ops/test_gpu.py
+	$(BIN)/kla bench gpu --out runs/gpu-report
 
 sanitize: $(STAMP) ## the native kernel's tests with AddressSanitizer and UBSan
 	cmake -S . -B build/sanitize -DKLA_SANITIZE=ON -DCMAKE_CXX_COMPILER=g++ >/dev/null

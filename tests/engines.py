@@ -5,6 +5,7 @@ import torch
 from _pytest.mark import ParameterSet
 
 from kalman_attention.ops.engines import ENGINES, Engine
+from tests.interpreter import INTERPRETING
 
 CPU = torch.device("cpu")
 
@@ -18,3 +19,8 @@ def _parameter(engine: Engine) -> ParameterSet:
 _ON_CPU = [e for e in ENGINES.values() if not e.devices or "cpu" in e.devices]
 EVERY_ENGINE = [_parameter(engine) for engine in _ON_CPU]
 COMPILED_ENGINES = [_parameter(engine) for engine in _ON_CPU if not engine.eager_only]
+
+
+def affordable(few: int, many: int) -> int:
+    """How much of something to test: few in Triton's interpreter, many everywhere else."""
+    return few if INTERPRETING else many

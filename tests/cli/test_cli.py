@@ -66,7 +66,7 @@ def test_bench_scan_sweeps_and_plots(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_an_engine_that_needs_too_much_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     from kalman_attention.cli import bench_scan
 
-    monkeypatch.setattr(bench_scan, "available_memory", lambda: 1000)
+    monkeypatch.setattr(bench_scan, "available_memory", lambda _device: 1000)
     assert "out of memory" in str(bench_scan._hopeless(100, {}, 50.0, 20.0))
     assert "over 20 s" in str(bench_scan._hopeless(100, {50: 11.0}, 1.0, 20.0))
     assert bench_scan._hopeless(100, {50: 1.0}, 1.0, 20.0) is None

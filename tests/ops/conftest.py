@@ -5,6 +5,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.interpreter import patch_once_per_launch
+
+patch_once_per_launch()
+
 
 @pytest.fixture(autouse=True)
 def _loud_memory() -> Iterator[None]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kalman_attention import KLAState, ScanOutput, kla_scan, kla_scan_ref, kla_step
 from kalman_attention.ops.selfcheck import Case, make_call
-from tests.engines import EVERY_ENGINE
+from tests.engines import EVERY_ENGINE, affordable
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
@@ -26,7 +26,7 @@ def pad(tokens: list[Tensor], length: int, side: str, fill: float = 7.0) -> list
 
 
 @pytest.mark.parametrize("engine", ["reference", *EVERY_ENGINE])
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=affordable(2, 10))
 @given(cuts=st.lists(st.integers(0, 140), max_size=4), seed=st.integers(0, 999))
 def test_splitting_anywhere_equals_one_pass(engine: str, cuts: list[int], seed: int) -> None:
     *args, mean, variance = draw(Case(B=2, T=140, N=3, D=5, seed=seed))

@@ -2,13 +2,22 @@
 
 import argparse
 
-from kalman_attention.cli import bench_decode, bench_layer, bench_mixers, bench_scan
+from kalman_attention.cli import (
+    bench_decode,
+    bench_gpu,
+    bench_layer,
+    bench_mixers,
+    bench_roofline,
+    bench_scan,
+)
 
 SUBJECTS = {
     "scan": bench_scan,
     "layer": bench_layer,
     "mixers": bench_mixers,
     "decode": bench_decode,
+    "gpu": bench_gpu,
+    "roofline": bench_roofline,
 }
 
 

@@ -11,6 +11,7 @@ import torch
 
 from kalman_attention import KLAState, kla_step
 from kalman_attention.cli.measure import (
+    CPU,
     Shape,
     available_memory,
     fastest,
@@ -43,6 +44,7 @@ class Goal(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
     parser.add_argument("--only", choices=["goals", "sweep"], help="one of the two parts")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to run")
     parser.add_argument("--engines", nargs="+", help="for the sweep; all usable ones by default")
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, help="T of the sweep")
     parser.add_argument("--batch", type=int, default=PAPER.B, help="B of the sweep")
@@ -54,34 +56,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the engines, measure, print tables, write JSON and plots."""
-    device = torch.device("cpu")
+    device = torch.device(args.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        print("torch sees no GPU here: --device cuda needs one", file=sys.stderr)
+        return 1
     default = resolve("auto", device, torch.float32)
     usable = [e.name for e in ENGINES.values() if e.why_not(device, torch.float32) is None]
     engines = args.engines or [REFERENCE, *usable]
-    if not _gate([name for name in engines if name != REFERENCE]):
+    if not _gate([name for name in engines if name != REFERENCE], device):
         return 1
     results: dict[str, Any] = {"engine": default, "memory_kept_between_calls": keep_memory()}
-    if args.only != "sweep":
+    if args.only != "sweep" and device.type == "cpu":  # the goals are those of the CPU kernel
         goals = list(_goals(default))
         rows = [[g.case, g.against, f"{g.measured:.2f}", g.wanted, _yes(g.met)] for g in goals]
         print("\n" + render(["case", "against", "measured", "goal", "met"], rows), flush=True)
         results["goals"] = [g._asdict() for g in goals]
         save_results(args.out / "scan.json", results)
     if args.only != "goals":
-        results["sweep"] = _sweep(args, engines)
+        results["sweep"] = sweep_lengths(args, engines, device)
         save_results(args.out / "scan.json", results)
         _print_sweep(results["sweep"], default)
-        _plot(results["sweep"], args.out)
+        plot_sweep(results["sweep"], args.out)
     print(f"\nresults: {args.out / 'scan.json'}")
     return 0
 
 
-def _gate(engines: list[str]) -> bool:
+def _gate(engines: list[str], device: torch.device) -> bool:
     """No speed without correctness: every engine must keep the accuracy contract first."""
     call = make_call(Case(B=2, T=200, N=4, D=24, padding="random"))
     truth = run_call(call, REFERENCE, torch.float64)
     for engine in engines:
-        missed = misses(errors(run_call(call, engine, torch.float32), truth))
+        missed = misses(errors(run_call(call, engine, torch.float32, device=device.type), truth))
         if missed:
             print(f"engine {engine} is wrong ({missed}): not timed", file=sys.stderr)
             return False
@@ -181,23 +186,31 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _sweep(args: argparse.Namespace, engines: list[str]) -> dict[str, Any]:
-    """Times of every engine, length and pass; an engine that gives up says why and rests."""
+def sweep_lengths(
+    args: argparse.Namespace, engines: list[str], device: torch.device
+) -> dict[str, Any]:
+    """Times of every engine, length and pass; an engine that gives up says why and rests.
+
+    Args:
+        args: lengths, batch, channels, slots and patience, as the command line has them.
+        engines: names of engines, or "reference".
+        device: where to run.
+    """
     shape = Shape(args.batch, PAPER.T, args.channels, args.slots)
     sweep: dict[str, Any] = {"shape": f"B={shape.B} D={shape.D} N={shape.N}", "passes": {}}
     for kind, backward in PASSES.items():
-        memory = {e: _bytes_per_token(shape, e, backward) for e in engines}
+        memory = {e: _bytes_per_token(shape, e, backward, device) for e in engines}
         times: dict[str, dict[int, float]] = {e: {} for e in engines}
         gave_up: dict[str, str] = {}
         for T in sorted(args.lengths):
             for engine in set(engines) - set(gave_up):
-                reason = _hopeless(T, times[engine], memory[engine], args.patience)
+                reason = _hopeless(T, times[engine], memory[engine], args.patience, device)
                 if reason:
                     gave_up[engine] = reason
-            inputs = make_inputs(shape._replace(T=T), grad=backward)
+            inputs = make_inputs(shape._replace(T=T), grad=backward, device=device)
             active = [e for e in engines if e not in gave_up]
             runs = {e: scan_pass(inputs, e, backward=backward) for e in active}
-            for engine, seconds in fastest(runs, seconds=3.0, most=20).items():
+            for engine, seconds in fastest(runs, seconds=3.0, most=20, device=device).items():
                 times[engine][T] = seconds
             print(f"  {kind}, T = {T}: done", file=sys.stderr, flush=True)
         sweep["passes"][kind] = {
@@ -207,16 +220,27 @@ def _sweep(args: argparse.Namespace, engines: list[str]) -> dict[str, Any]:
     return sweep
 
 
-def _bytes_per_token(shape: Shape, engine: str, backward: bool) -> float | None:
+def _bytes_per_token(
+    shape: Shape, engine: str, backward: bool, device: torch.device
+) -> float | None:
     """Extra memory per token, from the difference of two lengths."""
-    low, high = (peak_memory(shape._replace(T=T), engine, backward=backward) for T in (512, 1024))
+    low, high = (
+        peak_memory(shape._replace(T=T), engine, backward=backward, device=device)
+        for T in (512, 1024)
+    )
     return None if low is None or high is None else max(0.0, (high - low) / 512)
 
 
-def _hopeless(T: int, times: dict[int, float], memory: float | None, patience: float) -> str | None:
+def _hopeless(
+    T: int,
+    times: dict[int, float],
+    memory: float | None,
+    patience: float,
+    device: torch.device = CPU,
+) -> str | None:
     if memory is None:
         return "failed in a child process"
-    if memory * T > 0.8 * available_memory():
+    if memory * T > 0.8 * available_memory(device):
         return f"out of memory at T = {T}: would need {memory * T / 2**30:.0f} GiB"
     if times and max(times.values()) * 2 > patience:
         return f"over {patience:.0f} s at T = {T}"
@@ -247,7 +271,8 @@ def _ratio(seconds: float, ours: float | None) -> str:
     return "" if ours is None else f" ({seconds / ours:.0f}x)" if seconds != ours else ""
 
 
-def _plot(sweep: dict[str, Any], folder: Path) -> None:
+def plot_sweep(sweep: dict[str, Any], folder: Path) -> None:
+    """Draw the paper's scaling figures of a sweep."""
     try:
         from kalman_attention.plots.scaling import draw_scaling
     except ModuleNotFoundError:

@@ -2,10 +2,12 @@
 
 import argparse
 import platform
+from pathlib import Path
 
 import torch
 
 from kalman_attention import __version__
+from kalman_attention.cli import check_compile
 from kalman_attention.cli.table import render
 from kalman_attention.ops.cpu import library
 from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
@@ -22,6 +24,8 @@ CASES = {
 }
 """What ``--run`` computes with every engine."""
 
+ERROR_HEADER = ("engine", "case", "y, y_var", "belief", "gradients", "verdict")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
@@ -31,10 +35,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run each usable engine against the float64 reference, values and gradients",
     )
     parser.add_argument("--engine", help="only this engine (with --run)")
+    parser.add_argument(
+        "--compile",
+        nargs="*",
+        metavar="ARCH",
+        help="compile the GPU engines for these architectures (all of "
+        f"{', '.join(check_compile.ARCHITECTURES)} if none is named); needs no GPU",
+    )
+    parser.add_argument("--markdown", type=Path, help="write the table of --compile here too")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the engines; with ``--run`` also their errors. 1 if an engine breaks the contract."""
+    if args.compile is not None:
+        return check_compile.run(args.compile, args.markdown)
     device = _device()
     print(
         f"kalman_attention {__version__}, torch {torch.__version__}, "
@@ -77,6 +91,15 @@ def _run_engines(only: str | None, device: torch.device) -> int:
         resolve(only, device, torch.float32)
     usable = [e for e in ENGINES.values() if e.why_not(device, torch.float32) is None]
     names = [only] if only else [REFERENCE, *(engine.name for engine in usable)]
+    failed, rows = measure_engines(names, device)
+    print("\nfloat32 against the float64 reference: max|error| / max|reference|")
+    print("allowed: 1e-5 for y and y_var, 1e-4 for the last belief and every gradient\n")
+    print(render(ERROR_HEADER, rows))
+    return 1 if failed else 0
+
+
+def measure_engines(names: list[str], device: torch.device) -> tuple[bool, list[list[str]]]:
+    """Errors of engines in all ``CASES``: whether one breaks the contract, and rows of a table."""
     rows, failed = [], False
     for case_name, case in CASES.items():
         call = make_call(case)
@@ -87,10 +110,7 @@ def _run_engines(only: str | None, device: torch.device) -> int:
             failed = failed or bool(missed)
             rows.append([name, case_name, *_worst(found), _verdict(missed)])
     rows.sort(key=lambda row: names.index(row[0]))
-    print("\nfloat32 against the float64 reference: max|error| / max|reference|")
-    print("allowed: 1e-5 for y and y_var, 1e-4 for the last belief and every gradient\n")
-    print(render(["engine", "case", "y, y_var", "belief", "gradients", "verdict"], rows))
-    return 1 if failed else 0
+    return failed, rows
 
 
 def _worst(found: dict[str, float]) -> list[str]:

@@ -1,4 +1,7 @@
-"""How the benchmarks measure: interleaved minimum of times, peak memory in a child process."""
+"""How the benchmarks measure: interleaved minimum of times, peak memory in a child process.
+
+On a GPU times are those between two events of its stream, and memory is what torch allocated.
+"""
 
 import argparse
 import ctypes
@@ -31,7 +34,10 @@ class Shape(NamedTuple):
         return f"B={self.B} T={self.T} D={self.D} N={self.N}"
 
 
-def make_inputs(shape: Shape, *, grad: bool) -> list[Tensor]:
+CPU = torch.device("cpu")
+
+
+def make_inputs(shape: Shape, *, grad: bool, device: torch.device = CPU) -> list[Tensor]:
     """Arguments of a scan as a trained layer would give them: v, lam_v, k, q, a_bar, p_bar."""
     B, T, D, N = shape
     generator = torch.Generator().manual_seed(0)
@@ -47,7 +53,7 @@ def make_inputs(shape: Shape, *, grad: bool) -> list[Tensor]:
         0.9 + 0.0999 * uniform(N, D),
         0.01 * uniform(N, D),
     ]
-    return [x.requires_grad_(grad) for x in tensors]
+    return [x.to(device).requires_grad_(grad) for x in tensors]
 
 
 def scan_pass(inputs: list[Tensor], engine: str, *, backward: bool) -> Callable[[], None]:
@@ -99,7 +105,11 @@ def layer_pass(layer: nn.Module, inputs: list[Tensor], *, backward: bool) -> Cal
 
 
 def fastest(
-    runs: Mapping[str, Callable[[], None]], *, seconds: float = 4.0, most: int = 60
+    runs: Mapping[str, Callable[[], None]],
+    *,
+    seconds: float = 4.0,
+    most: int = 60,
+    device: torch.device = CPU,
 ) -> dict[str, float]:
     """Least time of each run in seconds, taken in turns so that all see the same machine.
 
@@ -107,19 +117,35 @@ def fastest(
         runs: what to time, by name; each is called once before the clock starts.
         seconds: stop after a round when this much time has passed (at least two rounds).
         most: at most this many rounds.
+        device: where the runs do their work.
     """
+    clock = _gpu_seconds if device.type == "cuda" else _cpu_seconds
     for call in runs.values():
         call()
     least = dict.fromkeys(runs, float("inf"))
     began = time.perf_counter()
     for turn in range(most):
         for name, call in runs.items():
-            start = time.perf_counter()
-            call()
-            least[name] = min(least[name], time.perf_counter() - start)
+            least[name] = min(least[name], clock(call))
         if turn >= 1 and time.perf_counter() - began > seconds:
             break
     return least
+
+
+def _cpu_seconds(call: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _gpu_seconds(call: Callable[[], None]) -> float:
+    begin, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return 1e-3 * float(begin.elapsed_time(end))
 
 
 def keep_memory() -> bool:
@@ -135,16 +161,20 @@ def keep_memory() -> bool:
     return bool(mallopt(mmap_max, 0)) and bool(mallopt(trim_threshold, 2**31 - 1))
 
 
-def peak_memory(shape: Shape, engine: str, *, backward: bool) -> int | None:
+def peak_memory(
+    shape: Shape, engine: str, *, backward: bool, device: torch.device = CPU
+) -> int | None:
     """Bytes that one pass needs beyond its inputs, by a child process; None if it died."""
-    job = json.dumps([list(shape), engine, backward, torch.get_num_threads()])
+    job = json.dumps([list(shape), engine, backward, torch.get_num_threads(), device.type])
     command = [sys.executable, "-m", "kalman_attention.cli.measure", job]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return int(done.stdout) if done.returncode == 0 else None
 
 
-def available_memory() -> int:
+def available_memory(device: torch.device = CPU) -> int:
     """Bytes of memory that can still be had."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info()[0]
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -155,11 +185,20 @@ def save_results(path: Path, results: dict[str, Any]) -> None:
 
 
 def _measure_in_child(job: str) -> None:
-    sizes, engine, backward, threads = json.loads(job)
+    sizes, engine, backward, threads, kind = json.loads(job)
     torch.set_num_threads(threads)
+    device = torch.device(kind)
+    small = make_inputs(Shape(1, 64, 8, 2), grad=backward, device=device)
     # A first small call, so that libraries and threads are not counted.
-    scan_pass(make_inputs(Shape(1, 64, 8, 2), grad=backward), engine, backward=backward)()
-    call = scan_pass(make_inputs(Shape(*sizes), grad=backward), engine, backward=backward)
+    scan_pass(small, engine, backward=backward)()
+    inputs = make_inputs(Shape(*sizes), grad=backward, device=device)
+    call = scan_pass(inputs, engine, backward=backward)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        call()
+        print(torch.cuda.max_memory_allocated() - held)
+        return
     before = _resident("VmRSS")
     call()
     print(max(0, _resident("VmHWM") - before))

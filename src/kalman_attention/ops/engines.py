@@ -6,6 +6,8 @@ a call raises and names one that can; nothing is swapped silently.
 
 import functools
 import importlib
+import importlib.util
+import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,7 @@ class Engine:
         location: ``module`` or ``module:attribute`` that has forward and backward.
         step: has a single-token kernel of its own.
         eager_only: cannot run inside a compiled or exported graph.
+        never_auto: device types on which ``auto`` passes it over.
         missing: what it lacks on this machine, or None. Plain data, found out at import, so that
             the choice of an engine can be traced by compilers.
     """
@@ -43,6 +46,7 @@ class Engine:
     dtypes: tuple[torch.dtype, ...] = _FLOATS
     step: bool = False
     eager_only: bool = False
+    never_auto: tuple[str, ...] = ()
     missing: str | None = None
 
     def load(self) -> EngineModule:
@@ -79,6 +83,13 @@ def _torch_scan_missing() -> str | None:
     return None
 
 
+def _triton_missing() -> str | None:
+    # Looked up, not imported: it takes a second to load.
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed; pip install 'kalman_attention[triton]'"
+    return None
+
+
 _PACKAGE = "kalman_attention.ops"
 
 ENGINES = {
@@ -91,6 +102,16 @@ ENGINES = {
             location=f"{_PACKAGE}.cpu",
             step=True,
             missing=library.why_not(),
+        ),
+        Engine(
+            name="triton",
+            summary="fused Triton kernels, one warp per row, channel block and time segment",
+            # Triton's interpreter runs the kernels on CPU tensors, for tests.
+            devices=("cuda", "cpu") if os.environ.get("TRITON_INTERPRET") == "1" else ("cuda",),
+            location=f"{_PACKAGE}.triton",
+            step=True,
+            never_auto=("cpu",),
+            missing=_triton_missing(),
         ),
         Engine(
             name="associative",
@@ -165,9 +186,14 @@ def resolve(name: str, device: torch.device, dtype: torch.dtype) -> str:
 def _auto(device: torch.device, dtype: torch.dtype) -> str:
     for engine in ENGINES.values():
         reason = engine.why_not(device, dtype)
-        if reason is None:
+        if reason is None and device.type not in engine.never_auto:
             return engine.name
-        if engine.name == NATIVE and device.type == "cpu" and not torch.compiler.is_compiling():
+        if (
+            reason
+            and engine.name == NATIVE
+            and device.type == "cpu"
+            and not torch.compiler.is_compiling()
+        ):
             _warn_slow(reason)
     return REFERENCE
 

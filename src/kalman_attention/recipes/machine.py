@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 
-def about() -> dict[str, str | int]:
+def about() -> dict[str, str | int | None]:
     """What every result file says of its origin."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -17,6 +17,7 @@ def about() -> dict[str, str | int]:
         "python": platform.python_version(),
         "processor": _processor(),
         "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
 
 

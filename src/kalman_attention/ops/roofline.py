@@ -1,0 +1,173 @@
+"""A written roofline of the Triton engine: bytes and operations per pass, and the time they imply.
+
+Plain arithmetic on sizes; no GPU and no compiler is asked. Traffic is counted twice: ``requested``
+is what the load and store instructions of all warps ask for (a test counts them in the
+interpreter), ``memory`` is what must come from or go to device memory when the caches do their
+part: a chunk of tokens and the scratch array of a warp stay cached. Float32 throughout.
+"""
+
+from typing import NamedTuple
+
+from kalman_attention.ops.contract import CHUNK
+from kalman_attention.ops.schedule import WINDOW, ceil, cut
+
+DIVISION = 9
+"""Instructions of a division rounded to nearest: estimate, refinements, check of the range."""
+
+STEP = 9 + DIVISION
+"""Instructions of ``filter_step`` with its evidence, a multiply-add counting as one."""
+
+PROJECT = 22 + DIVISION
+"""Instructions of one token in the seven-number summary, with its evidence."""
+
+ADJOINT = 16
+"""Instructions of ``filter_adjoint``."""
+
+COLLECT = 10
+"""Instructions around it: sources, sums over slots and channels, da_bar, dp_bar. No shuffles."""
+
+PULL = 23
+"""Instructions of the reverse summary beyond the replayed step: two pull-backs and a product."""
+
+EXPANDED_FORWARD = 17
+"""``[B, T, N, D]`` tensors that the paper's forward pass writes or reads, scans in one pass each.
+
+Moebius maps: 4 written, 4 read; lam: 1 written, 2 read; affine maps: 2 written, 2 read; eta: 1
+written, 1 read. Tree scans in several kernels move more.
+"""
+
+EXPANDED_BACKWARD = 2 * EXPANDED_FORWARD
+"""The same for its backward pass: the adjoint of a scan is a scan over maps and adjoints."""
+
+
+class Sizes(NamedTuple):
+    """Sizes of a call; rows are batch rows."""
+
+    B: int
+    T: int
+    D: int
+    N: int
+
+
+class Tiling(NamedTuple):
+    """How the engine cuts it: channel blocks, padded lanes per row, time segments, window."""
+
+    blocks: int
+    lanes: int
+    segments: int
+    window: int = WINDOW
+
+    @classmethod
+    def of(cls, sizes: Sizes, lanes: int) -> "Tiling":
+        """By the rule of the engine, for programs of about ``lanes`` lanes."""
+        plan = cut(sizes.B, sizes.T, sizes.N, sizes.D, lanes)
+        return cls(plan.blocks, plan.blocks * plan.block_n * plan.block_d, plan.segments)
+
+
+class Device(NamedTuple):
+    """Peak rates: bytes per second, and float32 instructions per second over all lanes."""
+
+    name: str
+    bandwidth: float
+    instructions: float
+
+
+DEVICES = (
+    Device("A100 (SXM, 40 GB)", 1.555e12, 108 * 64 * 1.41e9),
+    Device("H100 (SXM)", 3.35e12, 132 * 128 * 1.83e9),
+)
+
+
+class Traffic(NamedTuple):
+    """Elements of one array that a pass moves, reads and writes together."""
+
+    requested: int
+    memory: int
+    bytes: int = 4
+
+
+class Work(NamedTuple):
+    """One pass: traffic by array, and float32 instructions."""
+
+    traffic: dict[str, Traffic]
+    instructions: int
+
+    @property
+    def requested_bytes(self) -> int:
+        """Bytes that instructions ask for."""
+        return sum(x.requested * x.bytes for x in self.traffic.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that device memory moves."""
+        return sum(x.memory * x.bytes for x in self.traffic.values())
+
+    def seconds(self, device: Device) -> float:
+        """The larger of the time for the bytes and the time for the instructions."""
+        memory = self.memory_bytes / device.bandwidth
+        return max(memory, self.instructions / device.instructions)
+
+
+def forward_work(sizes: Sizes, tiling: Tiling, *, save: bool) -> Work:
+    """The forward pass; with several segments it walks twice."""
+    B, T, D, N = sizes
+    tokens, state, S, blocks = B * T, B * N * D, tiling.segments, tiling.blocks
+    walks = 1 if S == 1 else 2
+    traffic = {
+        "v, lam_v": Traffic(walks * 2 * tokens * D, walks * 2 * tokens * D),
+        "k, q": Traffic((walks + 1) * tokens * N * blocks, (walks + 1) * tokens * N),
+        "y": Traffic(tokens * D, tokens * D),
+        "a_bar, p_bar": Traffic(walks * 2 * state * S, walks * 2 * N * D),
+        "first and last belief": Traffic(4 * state, 4 * state),
+    }
+    if save:
+        chunks = B * ceil(T, CHUNK)
+        traffic["checkpoints"] = Traffic(2 * chunks * N * D, 2 * chunks * N * D)
+    if S > 1:
+        traffic["summaries"] = Traffic(14 * state * S, 14 * state * S)
+        traffic["starts of segments"] = Traffic(4 * state * S, 4 * state * S)
+    lanes = tokens * N * D
+    return Work(traffic, lanes * (STEP + 1) + (lanes * PROJECT if S > 1 else 0))
+
+
+def backward_work(sizes: Sizes, tiling: Tiling) -> Work:
+    """The backward pass from dy alone: two replays and a walk back, twice when time is split."""
+    B, T, D, N = sizes
+    tokens, state, S, blocks = B * T, B * N * D, tiling.segments, tiling.blocks
+    chunks, padded = B * ceil(T, CHUNK), tiling.lanes
+    walks = 1 if S == 1 else 2
+    windows = B * ceil(T, tiling.window)
+    per_slot = tokens * N * blocks
+    traffic = {
+        "v, lam_v": Traffic(walks * 6 * tokens * D, walks * 2 * tokens * D),
+        "k, q": Traffic(walks * 4 * per_slot, walks * 2 * tokens * N),
+        "dy": Traffic(walks * tokens * D, walks * tokens * D),
+        "dv, dlam_v": Traffic(2 * tokens * D, 2 * tokens * D),
+        "dk, dq": Traffic(2 * tokens * N, 2 * tokens * N),
+        "dk, dq per block": Traffic(4 * per_slot, 4 * per_slot),
+        "scratch": Traffic(walks * 4 * padded * (B * T + windows), 0),
+        "checkpoints": Traffic(walks * 2 * chunks * N * D, walks * 2 * chunks * N * D),
+        "a_bar, p_bar": Traffic(walks * 2 * state * S, walks * 2 * N * D),
+        "da_bar, dp_bar": Traffic(4 * chunks * N * D + 2 * state * S, 4 * state * S, 8),
+        "da_bar, dp_bar summed": Traffic(2 * N * D, 2 * N * D),
+        "adjoints of first and last belief": Traffic(4 * state, 4 * state),
+    }
+    if S > 1:
+        traffic["summaries"] = Traffic(10 * state * S, 10 * state * S)
+        traffic["ends of segments"] = Traffic(4 * state * S, 4 * state * S)
+    lanes = tokens * N * D
+    walk = 3 * STEP
+    return Work(traffic, lanes * (walk + ADJOINT + COLLECT + (walk + PULL if S > 1 else 0)))
+
+
+def least_bytes(sizes: Sizes, *, backward: bool) -> int:
+    """Every input read once and every output written once, float32."""
+    B, T, D, N = sizes
+    return 4 * B * T * (5 * D + 4 * N if backward else 3 * D + 2 * N)
+
+
+def expanded_bytes(sizes: Sizes, *, backward: bool) -> int:
+    """The paper's approach: states expanded to ``[B, T, N, D]``, beside inputs and outputs."""
+    B, T, D, N = sizes
+    count = EXPANDED_BACKWARD if backward else EXPANDED_FORWARD
+    return least_bytes(sizes, backward=backward) + 4 * B * T * N * D * count

@@ -1,0 +1,86 @@
+"""The schedule of the Triton engine: how a call is cut into programs. Shapes alone decide.
+
+Beside the engine and not in it, so that the roofline can ask without importing triton.
+
+A program is one warp. It owns the slots of a block of channels of one row and walks a segment of
+time. With one segment per row the schedule is lane-serial; with more it is time-split: summarise
+the segments side by side, walk over the summaries, replay every segment from its true beginning.
+
+Splitting costs some 2.7 times the work, so it starts where it cuts time into at least four. The
+rule does not ask the device how large it is: the same shapes give the same bits on every GPU.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from kalman_attention.ops.contract import CHUNK, ScanInputs
+
+FILL = 512
+"""Programs that keep a large GPU busy: 108 to 148 multiprocessors with four schedulers each."""
+
+LEAST_SEGMENTS = 4
+"""Fewer segments than this do not pay for the second walk."""
+
+FORWARD_LANES = 512
+"""Lanes (slot, channel) of a forward program, sixteen per thread; half as many in float64."""
+
+BACKWARD_LANES = 128
+"""Lanes of a backward program, four per thread: more do not fit into registers."""
+
+WINDOW = 8
+"""Tokens whose beliefs a backward program keeps at a time: the square root of a chunk."""
+
+WAVE = 8 * FILL
+"""Backward programs per launch, which share one scratch array with the next launch."""
+
+
+class Plan(NamedTuple):
+    """How one pass is cut.
+
+    Attributes:
+        block_n: slots of a tile, a power of two that holds N.
+        block_d: channels of a tile.
+        blocks: channel blocks per row.
+        segments: time segments per row; 1 is the lane-serial schedule.
+        per_segment: chunks of ``CHUNK`` tokens per segment.
+    """
+
+    block_n: int
+    block_d: int
+    blocks: int
+    segments: int
+    per_segment: int
+
+
+def plan(inputs: ScanInputs, lanes: int, dtype: torch.dtype) -> Plan:
+    """Cut a call with arithmetic in ``dtype`` into programs of about ``lanes`` lanes."""
+    T, (R, N, D) = inputs.v.shape[1], inputs.mean_0.shape
+    return cut(R, T, N, D, lanes // 2 if dtype == torch.float64 else lanes)
+
+
+def cut(rows: int, T: int, N: int, D: int, lanes: int) -> Plan:
+    """``plan`` by sizes; T counts all tokens of a row, or of all documents when packed."""
+    block_n = power_of_two(N)
+    block_d = min(max(1, lanes // block_n), power_of_two(D))
+    blocks, chunks = ceil(D, block_d), ceil(T, CHUNK)
+    segments = min(FILL // max(1, rows * blocks), chunks)
+    if segments < LEAST_SEGMENTS:
+        return Plan(block_n, block_d, blocks, 1, chunks)
+    per_segment = ceil(chunks, segments)
+    return Plan(block_n, block_d, blocks, ceil(chunks, per_segment), per_segment)
+
+
+def wave_rows(cut: Plan) -> int:
+    """Rows whose backward programs run in one launch."""
+    return max(1, WAVE // (cut.blocks * cut.segments))
+
+
+def ceil(x: int, y: int) -> int:
+    """X / y, rounded up."""
+    return -(-x // y)
+
+
+def power_of_two(x: int) -> int:
+    """The least power of two that is at least x."""
+    return 1 << max(0, x - 1).bit_length()

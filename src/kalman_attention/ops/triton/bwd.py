@@ -1,0 +1,313 @@
+"""Backward pass: chunks in reverse, replayed from their checkpoints, with scalar adjoints.
+
+A chunk is replayed twice: once to keep the belief before every window of a few tokens, then
+window by window, last one first, to keep the belief before every token of that window. The adjoints
+of mean and variance walk back over those. Both kinds of beliefs go to a scratch array of a few
+kilobytes per warp, which the second-level cache holds; a path of 64 tokens would not fit there.
+
+Given the beliefs, an adjoint walks back by a linear map. So time can be split here too:
+``adjoint_kernel`` first reduces every segment to five numbers per lane, ``incoming_kernel`` carries
+the last adjoint over them, and ``adjoint_kernel`` walks again with what truly arrives.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs
+from kalman_attention.ops.schedule import BACKWARD_LANES, WINDOW, Plan, plan, wave_rows
+from kalman_attention.ops.triton.call import FUSION, Tokens, dense, on_device, prepare, rows
+from kalman_attention.ops.triton.lane import filter_adjoint, filter_step, pull_back
+from kalman_attention.ops.triton.place import (
+    chunks_of,
+    evidence,
+    kernel,
+    lanes_of,
+    locate,
+    observe,
+    read,
+    span_of,
+    token_is_real,
+)
+from kalman_attention.ops.triton.sums import add_up
+
+REVERSE_FIELDS = 5
+"""Numbers per lane in the reverse map of a segment: dmu and ds from dmu, ds from ds, offsets."""
+
+
+@triton.jit
+def replay(
+    v, lam_v, k, mask, v_b, v_t, lam_b, lam_t, k_b, k_t, mask_b, mask_t,
+    a, p, mu, s, into, b, begin, stop, n, d, lane, N, D,
+    EVERY: tl.constexpr, TILE: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Filter tokens begin to stop; store the belief before every EVERY-th of them."""
+    for i in range(0, tl.cdiv(stop - begin, EVERY)):
+        tl.store(into + 2 * i * TILE + lane, mu)
+        tl.store(into + (2 * i + 1) * TILE + lane, s)
+        for t in range(begin + i * EVERY, tl.minimum(begin + (i + 1) * EVERY, stop)):
+            real = token_is_real(mask, mask_b, mask_t, b, t, stop)
+            in_n, in_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
+            value, precision, key = observe(
+                v, lam_v, k, v_b, v_t, lam_b, lam_t, k_b, k_t, b, t, n, d, in_n, in_d, DTYPE
+            )
+            phi, info = evidence(value, precision, key)
+            s_new, mu_new, _r = filter_step(a, p, phi, info, s, mu)
+            s, mu = tl.where(real, s_new, s), tl.where(real, mu_new, mu)
+    tl.debug_barrier()  # what was stored is loaded again by the same warp
+
+
+@kernel
+def adjoint_kernel(
+    v, lam_v, k, q, mask, cu_seqlens,
+    v_b, v_t, lam_b, lam_t, k_b, k_t, q_b, q_t, mask_b, mask_t,
+    a_bar, p_bar, saved, path, dy, dy_var, dy_b, dy_t, dvar_b, dvar_t,
+    maps, dmean_in, dvariance_in, dv, dlam_v, dk, dq, dynamics, dmean_0, dvariance_0,
+    first_row, B, T, N, D, chunks, blocks, segments, per_segment, stride,
+    CHUNK: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Walk one segment of a row back, to collect every gradient or only to summarise it.
+
+    Without ``maps`` the adjoint that arrives is known, [R, segments, N, D]. dk and dq are sums over
+    this block of channels, [blocks, B, T, N]; ``dynamics`` collects da_bar and dp_bar in float64,
+    [2, R, segments, N, D]. With ``maps`` it is not, and the answer is how any adjoint would pass,
+    [5, R, segments, N, D]: dmu before = mm dmu + dmu_0, ds before = ss ds + sm dmu + ds_0.
+    Fields are ``stride`` apart.
+    """
+    row, segment, block = locate(first_row, segments, blocks)
+    b, first, end, chunk_0 = span_of(row, T, cu_seqlens, CHUNK)
+    c0, c1, _last = chunks_of(segment, per_segment, first, end, CHUNK)
+    n, d, at, has_n, has_d = lanes_of(block, N, D, BLOCK_N, BLOCK_D)
+    has = has_n[:, None] & has_d[None, :]
+    DTYPE: tl.constexpr = a_bar.dtype.element_ty
+    WINDOWS: tl.constexpr = CHUNK // WINDOW
+    size = tl.cast(N, tl.int64) * D
+    field = tl.cast(stride, tl.int64)
+    a = tl.load(a_bar + at, mask=has, other=0.0)
+    p = tl.load(p_bar + at, mask=has, other=0.0)
+    here = (row * segments + segment) * size + at
+    zero = tl.full((BLOCK_N, BLOCK_D), 0.0, DTYPE)
+    if maps is None:
+        dmu = tl.load(dmean_in + here, mask=has, other=0.0)
+        ds = tl.load(dvariance_in + here, mask=has, other=0.0)
+    else:
+        dmu, ds = zero, zero
+    mm, sm, ss = zero + 1.0, zero, zero + 1.0
+    # Tiles of this program alone, so that a lane's place among them is known when compiling.
+    lane = n[:, None] * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]
+    TILE: tl.constexpr = BLOCK_N * BLOCK_D
+    coarse = path + tl.program_id(0).to(tl.int64) * (2 * (WINDOWS + WINDOW) * TILE)
+    fine = coarse + 2 * WINDOWS * TILE
+    for back in range(0, c1 - c0):
+        c = c1 - 1 - back
+        begin = first + c * CHUNK
+        stop = tl.minimum(begin + CHUNK, end)
+        mu = tl.load(saved + (chunk_0 + c) * size + at, mask=has, other=0.0)
+        s = tl.load(saved + (chunks + chunk_0 + c) * size + at, mask=has, other=0.0)
+        replay(
+            v, lam_v, k, mask, v_b, v_t, lam_b, lam_t, k_b, k_t, mask_b, mask_t,
+            a, p, mu, s, coarse, b, begin, stop, n, d, lane, N, D, WINDOW, TILE, DTYPE,
+        )  # fmt: skip
+        da, dp = zero, zero
+        windows = tl.cdiv(stop - begin, WINDOW)
+        for back_w in range(0, windows):
+            w = windows - 1 - back_w
+            begin_w = begin + w * WINDOW
+            stop_w = tl.minimum(begin_w + WINDOW, stop)
+            mu = tl.load(coarse + 2 * w * TILE + lane)
+            s = tl.load(coarse + (2 * w + 1) * TILE + lane)
+            replay(
+                v, lam_v, k, mask, v_b, v_t, lam_b, lam_t, k_b, k_t, mask_b, mask_t,
+                a, p, mu, s, fine, b, begin_w, stop_w, n, d, lane, N, D, 1, TILE, DTYPE,
+            )  # fmt: skip
+            for back_t in range(0, stop_w - begin_w):
+                t = stop_w - 1 - back_t
+                mu = tl.load(fine + 2 * (t - begin_w) * TILE + lane)
+                s = tl.load(fine + (2 * (t - begin_w) + 1) * TILE + lane)
+                real = token_is_real(mask, mask_b, mask_t, b, t, end)
+                in_n, in_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
+                value, precision, key = observe(
+                    v, lam_v, k, v_b, v_t, lam_b, lam_t, k_b, k_t, b, t, n, d, in_n, in_d, DTYPE
+                )
+                query = read(q, q_b, q_t, b, t, n, in_n, DTYPE)
+                phi, info = evidence(value, precision, key)
+                s_new, mu_new, r = filter_step(a, p, phi, info, s, mu)
+                dq_n = tl.full((BLOCK_N,), 0.0, DTYPE)
+                if dy is not None:
+                    dy_d = read(dy, dy_b, dy_t, b, t, d, in_d, DTYPE)
+                    dmu += query[:, None] * dy_d[None, :]
+                    dq_n += tl.sum(mu_new * dy_d[None, :], axis=1)
+                if dy_var is not None:
+                    dvar_d = read(dy_var, dvar_b, dvar_t, b, t, d, in_d, DTYPE)
+                    ds += (query * query)[:, None] * dvar_d[None, :]
+                    dq_n += 2.0 * query * tl.sum(s_new * dvar_d[None, :], axis=1)
+                dmu_back, ds_back, da_t, dp_t, db, dphi = filter_adjoint(
+                    a, phi, info, s, mu, s_new, r, dmu, ds
+                )
+                dmu, ds = tl.where(real, dmu_back, dmu), tl.where(real, ds_back, ds)
+                if maps is None:
+                    da += tl.where(real, da_t, 0.0)
+                    dp += tl.where(real, dp_t, 0.0)
+                    sum_db = tl.sum(key[:, None] * db, axis=0)
+                    sum_dphi = tl.sum((key * key)[:, None] * dphi, axis=0)
+                    lv = precision * value
+                    dk_nd = lv[None, :] * db + (2.0 * key)[:, None] * (precision[None, :] * dphi)
+                    tl.store(dv + (b * T + t) * D + d, precision * sum_db, mask=has_d)
+                    tl.store(dlam_v + (b * T + t) * D + d, sum_dphi + value * sum_db, mask=has_d)
+                    slot = ((block * B + b) * T + t) * N + n
+                    tl.store(dk + slot, tl.sum(dk_nd, axis=1), mask=has_n)
+                    tl.store(dq + slot, dq_n, mask=has_n)
+                else:
+                    mm_back, sm_back = pull_back(a, phi, info, mu, r, mm, sm)
+                    mm, sm = tl.where(real, mm_back, mm), tl.where(real, sm_back, sm)
+                    ss = tl.where(real, a * (a * (r * (r * ss))), ss)
+            tl.debug_barrier()
+        if maps is None:
+            da_old = tl.load(dynamics + here, mask=has, other=0.0)
+            dp_old = tl.load(dynamics + field + here, mask=has, other=0.0)
+            tl.store(dynamics + here, da_old + da, mask=has)
+            tl.store(dynamics + field + here, dp_old + dp, mask=has)
+    if maps is not None:
+        tl.store(maps + here, mm, mask=has)
+        tl.store(maps + field + here, sm, mask=has)
+        tl.store(maps + 2 * field + here, ss, mask=has)
+        tl.store(maps + 3 * field + here, dmu, mask=has)
+        tl.store(maps + 4 * field + here, ds, mask=has)
+    elif segment == 0:
+        tl.store(dmean_0 + row * size + at, dmu, mask=has)
+        tl.store(dvariance_0 + row * size + at, ds, mask=has)
+
+
+@kernel
+def incoming_kernel(
+    cu_seqlens, maps, dmean, dvariance, dmean_in, dvariance_in,
+    T, N, D, blocks, segments, per_segment, stride,
+    CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Carry the last adjoint of a row back over its segments, [R, segments, N, D]."""
+    row, _, block = locate(0, 1, blocks)
+    _, first, end, _ = span_of(row, T, cu_seqlens, CHUNK)
+    _, _, at, has_n, has_d = lanes_of(block, N, D, BLOCK_N, BLOCK_D)
+    has = has_n[:, None] & has_d[None, :]
+    size = tl.cast(N, tl.int64) * D
+    field = tl.cast(stride, tl.int64)
+    dmu = tl.load(dmean + row * size + at, mask=has, other=0.0)
+    ds = tl.load(dvariance + row * size + at, mask=has, other=0.0)
+    used = tl.maximum(tl.cdiv(tl.cdiv(end - first, CHUNK), per_segment), 1)
+    for back in range(0, used):
+        here = (row * segments + used - 1 - back) * size + at
+        tl.store(dmean_in + here, dmu, mask=has)
+        tl.store(dvariance_in + here, ds, mask=has)
+        mm = tl.load(maps + here, mask=has, other=0.0)
+        sm = tl.load(maps + field + here, mask=has, other=0.0)
+        ss = tl.load(maps + 2 * field + here, mask=has, other=0.0)
+        dmu_0 = tl.load(maps + 3 * field + here, mask=has, other=0.0)
+        ds_0 = tl.load(maps + 4 * field + here, mask=has, other=0.0)
+        ds = ss * ds + sm * dmu + ds_0
+        dmu = mm * dmu + dmu_0
+
+
+class Upstream(NamedTuple):
+    """Gradients that arrive: by y and y_var with their strides, and by the last belief."""
+
+    outputs: tuple[Tensor | None, Tensor | None]
+    strides: tuple[int, ...]
+    last: tuple[Tensor, Tensor]
+
+
+class WalkBack(NamedTuple):
+    """What both uses of ``adjoint_kernel`` share."""
+
+    inputs: ScanInputs
+    tokens: Tokens
+    upstream: Upstream
+    cut: Plan
+    saved: Tensor
+    path: Tensor
+
+    def launch(self, maps: Tensor | None, results: tuple[Tensor | None, ...], stride: int) -> None:
+        """Walk all segments back, a wave of rows at a time.
+
+        Args:
+            maps: where to summarise segments, or None to collect gradients.
+            results: dmean_in to dvariance_0 of the kernel; all None with ``maps``.
+            stride: between the fields of ``maps``, or the halves of ``dynamics``.
+        """
+        (B, T, D), (R, N, _), cut = self.inputs.v.shape, self.inputs.mean_0.shape, self.cut
+        for first_row in range(0, R, wave_rows(cut)):
+            count = min(wave_rows(cut), R - first_row)
+            adjoint_kernel[(count * cut.segments * cut.blocks,)](
+                *self.tokens.arrays, *self.tokens.strides, *self.tokens.dynamics,
+                self.saved, self.path, *self.upstream.outputs, *self.upstream.strides,
+                maps, *results, first_row, B, T, N, D, self.inputs.chunks,
+                cut.blocks, cut.segments, cut.per_segment, stride,
+                CHUNK, WINDOW, cut.block_n, cut.block_d, num_warps=1, **FUSION,
+            )  # fmt: skip
+
+
+@on_device
+def backward(
+    inputs: ScanInputs,
+    checkpoints: Tensor,
+    dy: Tensor | None,
+    dy_var: Tensor | None,
+    dmean: Tensor | None,
+    dvariance: Tensor | None,
+) -> ScanGrads:
+    """Exact gradients of one scan; see ``EngineModule.backward``."""
+    tokens = prepare(inputs)
+    cut = plan(inputs, BACKWARD_LANES, tokens.dtype)
+    (B, T, _), (R, N, D), like = inputs.v.shape, inputs.mean_0.shape, tokens.state_0[0]
+    upstream = _upstream(dy, dy_var, dmean, dvariance, like)
+    saved = dense(checkpoints, tokens.dtype)
+    walk = WalkBack(inputs, tokens, upstream, cut, saved, _scratch(like, cut))
+    incoming = upstream.last if cut.segments == 1 else _incoming(walk)
+    dv, dlam_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs[:2])
+    dk, dq = like.new_empty(2, cut.blocks, B, T, N)
+    dynamics = like.new_zeros(2, R, cut.segments, N, D, dtype=torch.float64)
+    first = torch.empty_like(like), torch.empty_like(like)
+    walk.launch(None, (*incoming, dv, dlam_v, dk, dq, dynamics, *first), dynamics.stride(0))
+    da_bar, dp_bar = (add_up(x.flatten(0, 1), inputs.a_bar) for x in dynamics)
+    dmean_0, dvariance_0 = (x.to(inputs.compute_dtype) for x in first)
+    dk, dq = add_up(dk, inputs.k), add_up(dq, inputs.q)
+    return ScanGrads(dv, dlam_v, dk, dq, da_bar, dp_bar, dmean_0, dvariance_0)
+
+
+def _upstream(
+    dy: Tensor | None,
+    dy_var: Tensor | None,
+    dmean: Tensor | None,
+    dvariance: Tensor | None,
+    like: Tensor,
+) -> Upstream:
+    outputs = tuple(None if x is None else rows(x) for x in (dy, dy_var))
+    strides = [s for x in outputs for s in ((0, 0) if x is None else x.stride()[:2])]
+    last = (
+        torch.zeros_like(like) if x is None else dense(x, like.dtype) for x in (dmean, dvariance)
+    )
+    return Upstream((outputs[0], outputs[1]), tuple(strides), (next(last), next(last)))
+
+
+def _incoming(walk: WalkBack) -> tuple[Tensor, Tensor]:
+    """Adjoint that reaches the end of every segment from later ones, [R, segments, N, D] twice."""
+    like, cut = walk.tokens.state_0[0], walk.cut
+    T, (R, N, D) = walk.inputs.v.shape[1], like.shape
+    shape = (R, cut.segments, N, D)
+    maps = like.new_empty(REVERSE_FIELDS, *shape)
+    incoming = like.new_empty(shape), like.new_empty(shape)
+    walk.launch(maps, (None,) * 9, maps.stride(0))
+    incoming_kernel[(R * cut.blocks,)](
+        walk.tokens.arrays[-1], maps, *walk.upstream.last, *incoming,
+        T, N, D, cut.blocks, cut.segments, cut.per_segment, maps.stride(0),
+        CHUNK, cut.block_n, cut.block_d, num_warps=1, **FUSION,
+    )  # fmt: skip
+    return incoming
+
+
+def _scratch(like: Tensor, cut: Plan) -> Tensor:
+    """Beliefs before the windows of a chunk and the tokens of a window, per program of a wave."""
+    programs = min(len(like), wave_rows(cut)) * cut.segments * cut.blocks
+    return like.new_empty(programs, 2 * (CHUNK // WINDOW + WINDOW), cut.block_n, cut.block_d)

@@ -1,0 +1,71 @@
+"""One token per row: the decode step."""
+
+import torch
+import triton.language as tl
+
+from kalman_attention.ops.contract import ScanInputs, ScanResult
+from kalman_attention.ops.schedule import FORWARD_LANES, cut
+from kalman_attention.ops.triton.call import FUSION, dense, on_device, rows
+from kalman_attention.ops.triton.lane import filter_step
+from kalman_attention.ops.triton.place import evidence, kernel, lanes_of, locate
+
+
+@kernel
+def step_kernel(
+    v, lam_v, k, q, mask, v_b, lam_b, k_b, q_b, mask_b,
+    a_bar, p_bar, mean_0, variance_0, y, y_var, mean, variance, N, D, blocks,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Filter one token of one row."""
+    row, _, block = locate(0, 1, blocks)
+    n, d, at, has_n, has_d = lanes_of(block, N, D, BLOCK_N, BLOCK_D)
+    has = has_n[:, None] & has_d[None, :]
+    DTYPE: tl.constexpr = a_bar.dtype.element_ty
+    here = row * N * D + at
+    s = tl.load(variance_0 + here, mask=has, other=0.0)
+    mu = tl.load(mean_0 + here, mask=has, other=0.0)
+    real = row >= 0 if mask is None else tl.load(mask + row * mask_b) != 0
+    in_n, in_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
+    value = tl.load(v + row * v_b + d, mask=in_d, other=0.0).to(DTYPE)
+    precision = tl.load(lam_v + row * lam_b + d, mask=in_d, other=0.0).to(DTYPE)
+    key = tl.load(k + row * k_b + n, mask=in_n, other=0.0).to(DTYPE)
+    query = tl.load(q + row * q_b + n, mask=in_n, other=0.0).to(DTYPE)
+    a = tl.load(a_bar + at, mask=has, other=0.0)
+    p = tl.load(p_bar + at, mask=has, other=0.0)
+    phi, info = evidence(value, precision, key)
+    s_new, mu_new, _ = filter_step(a, p, phi, info, s, mu)
+    s, mu = tl.where(real, s_new, s), tl.where(real, mu_new, mu)
+    tl.store(mean + here, mu, mask=has)
+    tl.store(variance + here, s, mask=has)
+    tl.store(y + row * D + d, tl.sum(query[:, None] * mu, axis=0), mask=has_d)
+    if y_var is not None:
+        out = tl.sum((query * query)[:, None] * s, axis=0)
+        tl.store(y_var + row * D + d, out, mask=has_d)
+
+
+@on_device
+def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
+    """Filter one token per row: ``forward`` for inputs without the T axis.
+
+    Args:
+        inputs: v, lam_v ``[B, D]``, k, q ``[B, N]``, mask ``[B]``.
+        return_variance: also compute y_var.
+
+    Returns:
+        y and y_var ``[B, D]``, the new belief, no checkpoints.
+    """
+    dtype = inputs.compute_dtype
+    v, lam_v, k, q = (rows(x) for x in inputs[:4])
+    a_bar, p_bar, mean_0, variance_0 = (dense(x, dtype) for x in inputs[4:8])
+    mask = None if inputs.mask is None else inputs.mask.view(torch.uint8)
+    R, N, D = mean_0.shape
+    y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    y_var = torch.empty_like(y) if return_variance else None
+    mean, variance = torch.empty_like(mean_0), torch.empty_like(mean_0)
+    tile = cut(R, 1, N, D, FORWARD_LANES // dtype.itemsize * 4)
+    strides = (*(x.stride(0) for x in (v, lam_v, k, q)), 0 if mask is None else mask.stride(0))
+    step_kernel[(R * tile.blocks,)](
+        v, lam_v, k, q, mask, *strides, a_bar, p_bar, mean_0, variance_0, y, y_var, mean, variance,
+        N, D, tile.blocks, tile.block_n, tile.block_d, num_warps=1, **FUSION,
+    )  # fmt: skip
+    return ScanResult(y, y_var, mean, variance, None)

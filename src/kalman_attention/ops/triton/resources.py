@@ -1,0 +1,192 @@
+"""Compile every kernel ahead of time, without a device, and ask ptxas what it needs."""
+
+import re
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+
+from kalman_attention.ops.contract import CHUNK
+from kalman_attention.ops.resources import KernelResources
+from kalman_attention.ops.schedule import BACKWARD_LANES, FORWARD_LANES, WINDOW, cut
+from kalman_attention.ops.triton.bwd import adjoint_kernel, incoming_kernel
+from kalman_attention.ops.triton.call import FUSION
+from kalman_attention.ops.triton.decode import step_kernel
+from kalman_attention.ops.triton.fwd import filter_kernel, starts_kernel, summary_kernel
+from kalman_attention.ops.triton.sums import COLUMNS, sum_kernel
+
+NAMES = {
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+}
+
+TOKENS = ("v", "lam_v", "k", "q", "y", "y_var", "dy", "dy_var", "dv", "dlam_v")
+"""Arrays that have the dtype of the tokens; those not named here have that of the arithmetic."""
+
+FIXED = {"mask": "*u8", "cu_seqlens": "*i64", "dynamics": "*fp64"}
+"""Arrays whose dtype is always the same."""
+
+PLAIN = ("mask", "cu_seqlens", "y_var", "saved")
+"""What a forward pass may do without."""
+
+COLLECT = ("maps",)
+"""What the backward pass does without when it collects gradients."""
+
+SUMMARISE = (
+    *("dmean_in", "dvariance_in", "dv", "dlam_v", "dk", "dq", "dynamics", "dmean_0"),
+    "dvariance_0",
+)
+"""And when it summarises segments."""
+
+SLOTS = (16, 32)
+"""N of the variants; the paper's language models have 16 and 32."""
+
+
+class Variant(NamedTuple):
+    """One way to compile a kernel.
+
+    Attributes:
+        kernel: the function.
+        lanes: lanes of a program.
+        tokens: dtype of v, lam_v, k, q.
+        N: slots.
+        absent: arguments that the call does without.
+        what: how to call that.
+    """
+
+    kernel: Any
+    lanes: int
+    tokens: torch.dtype = torch.float32
+    N: int = SLOTS[0]
+    absent: tuple[str, ...] = ()
+    what: str = "all options"
+
+    @property
+    def arithmetic(self) -> torch.dtype:
+        """Dtype of beliefs and dynamics."""
+        return torch.float64 if self.tokens == torch.float64 else torch.float32
+
+    def __str__(self) -> str:
+        tile = self.constants()
+        name = str(self.tokens).removeprefix("torch.")
+        if "BLOCK_N" not in tile:
+            return name
+        return f"{name}, {tile['BLOCK_N']} x {tile['BLOCK_D']} lanes, {self.what}"
+
+    def constants(self) -> dict[str, Any]:
+        """Constants of the kernel at the sizes of the paper's shape, and absent arguments."""
+        lanes = self.lanes // 2 if self.arithmetic == torch.float64 else self.lanes
+        tile = cut(1, CHUNK, self.N, 960, lanes)
+        every = {
+            "CHUNK": CHUNK,
+            "WINDOW": WINDOW,
+            "BLOCK": COLUMNS,
+            "BLOCK_N": tile.block_n,
+            "BLOCK_D": tile.block_d,
+        }
+        found = {p.name: every[p.name] for p in self.kernel.params if p.is_constexpr}
+        return found | dict.fromkeys(self.absent)
+
+    def signature(self) -> dict[str, str]:
+        """Type of every argument."""
+        constants = self.constants()
+        types = {p.name: p.annotation_type or self._type(p.name) for p in self.kernel.params}
+        return types | dict.fromkeys(constants, "constexpr")
+
+    def _type(self, name: str) -> str:
+        if name in FIXED:
+            return FIXED[name]
+        if name in TOKENS:
+            return f"*{NAMES[self.tokens]}"
+        return f"*{NAMES[self.arithmetic]}"
+
+
+def variants() -> Iterator[Variant]:
+    """Every kernel as a call in float32, bfloat16, half or float64 would compile it."""
+    summary = Variant(adjoint_kernel, BACKWARD_LANES, absent=SUMMARISE, what="summary")
+    main = (
+        Variant(filter_kernel, FORWARD_LANES),
+        Variant(adjoint_kernel, BACKWARD_LANES, absent=COLLECT),
+    )
+    others = (
+        Variant(summary_kernel, FORWARD_LANES),
+        Variant(starts_kernel, FORWARD_LANES),
+        summary,
+        Variant(incoming_kernel, BACKWARD_LANES),
+        Variant(step_kernel, FORWARD_LANES),
+        Variant(sum_kernel, 1),
+    )
+    bare = (PLAIN, (*COLLECT, "mask", "cu_seqlens", "dy_var"))
+    for variant, absent in zip(main, bare, strict=True):
+        yield variant
+        yield variant._replace(absent=absent, what="no options")
+        yield variant._replace(tokens=torch.bfloat16)
+        yield variant._replace(tokens=torch.float16)
+        yield variant._replace(tokens=torch.float64)
+        yield variant._replace(N=SLOTS[1])
+    for variant in others:
+        yield variant
+        yield variant._replace(tokens=torch.float64)
+
+
+def resources(architectures: Sequence[str]) -> list[KernelResources]:
+    """Compile all variants for all architectures, such as ``["sm_80", "sm_90"]``.
+
+    Needs no device. Not possible while Triton interprets (TRITON_INTERPRET=1).
+    """
+    return [measure(variant, arch) for arch in architectures for variant in variants()]
+
+
+def measure(variant: Variant, architecture: str) -> KernelResources:
+    """Compile one variant and read what ptxas says about it."""
+    compiled = compile_variant(variant, architecture)
+    ptx = compiled.asm["ptx"]
+    target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
+    assert target is not None
+    said = _assemble(ptx, target[1])
+    registers = re.search(r"Used (\d+) registers", said)
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
+    assert registers is not None, said
+    assert spills is not None, said
+    return KernelResources(
+        kernel=variant.kernel.__name__,
+        variant=str(variant),
+        architecture=architecture,
+        registers=int(registers[1]),
+        spill_bytes=int(spills[1]) + int(spills[2]),
+        shared_bytes=compiled.metadata.shared,
+    )
+
+
+def compile_variant(variant: Variant, architecture: str) -> Any:
+    """The compiled kernel, with its intermediate forms in ``asm``."""
+    if not hasattr(variant.kernel, "params"):
+        raise ValueError("kernels cannot be compiled while TRITON_INTERPRET=1 is set; unset it")
+    source = ASTSource(
+        fn=variant.kernel, signature=variant.signature(), constexprs=variant.constants()
+    )
+    target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return triton.compile(source, target=target, options={"num_warps": 1, **FUSION})
+
+
+def _assemble(ptx: str, target: str) -> str:
+    """What ``ptxas -v`` prints about a piece of PTX, with the options that Triton gives it."""
+    number = int(re.findall(r"\d+", target)[0])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(ptx)
+        command = [get_ptxas(number).path, "-v", "-lineinfo", "--regAllocOptLevel=2"]
+        command += [f"--gpu-name={target}", str(path), "-o", f"{path}.cubin"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
