@@ -23,7 +23,7 @@ LEAST_SEGMENTS = 4
 """Fewer segments than this do not pay for the second walk."""
 
 FORWARD_LANES = 512
-"""Lanes (slot, channel) of a forward program, sixteen per thread; half as many in float64."""
+"""Lanes (slot, channel) of a forward program, sixteen per thread."""
 
 BACKWARD_LANES = 128
 """Lanes of a backward program, four per thread: more do not fit into registers."""
@@ -56,7 +56,12 @@ class Plan(NamedTuple):
 def plan(inputs: ScanInputs, lanes: int, dtype: torch.dtype) -> Plan:
     """Cut a call with arithmetic in ``dtype`` into programs of about ``lanes`` lanes."""
     T, (R, N, D) = inputs.v.shape[1], inputs.mean_0.shape
-    return cut(R, T, N, D, lanes // 2 if dtype == torch.float64 else lanes)
+    return cut(R, T, N, D, lanes_for(dtype, lanes))
+
+
+def lanes_for(dtype: torch.dtype, lanes: int) -> int:
+    """Lanes of a program: a quarter in float64, which takes two registers and more temporaries."""
+    return lanes // 4 if dtype == torch.float64 else lanes
 
 
 def cut(rows: int, T: int, N: int, D: int, lanes: int) -> Plan:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs
 from kalman_attention.ops.schedule import BACKWARD_LANES, WINDOW, Plan, plan, wave_rows
-from kalman_attention.ops.triton.call import FUSION, Tokens, dense, on_device, prepare, rows
+from kalman_attention.ops.triton.call import OPTIONS, Tokens, dense, on_device, prepare, rows
 from kalman_attention.ops.triton.lane import filter_adjoint, filter_step, pull_back
 from kalman_attention.ops.triton.place import (
     chunks_of,
@@ -244,7 +244,7 @@ class WalkBack(NamedTuple):
                 self.saved, self.path, *self.upstream.outputs, *self.upstream.strides,
                 maps, *results, first_row, B, T, N, D, self.inputs.chunks,
                 cut.blocks, cut.segments, cut.per_segment, stride,
-                CHUNK, WINDOW, cut.block_n, cut.block_d, num_warps=1, **FUSION,
+                CHUNK, WINDOW, cut.block_n, cut.block_d, **OPTIONS,
             )  # fmt: skip
 
 
@@ -302,7 +302,7 @@ def _incoming(walk: WalkBack) -> tuple[Tensor, Tensor]:
     incoming_kernel[(R * cut.blocks,)](
         walk.tokens.arrays[-1], maps, *walk.upstream.last, *incoming,
         T, N, D, cut.blocks, cut.segments, cut.per_segment, maps.stride(0),
-        CHUNK, cut.block_n, cut.block_d, num_warps=1, **FUSION,
+        CHUNK, cut.block_n, cut.block_d, **OPTIONS,
     )  # fmt: skip
     return incoming
 

@@ -12,8 +12,12 @@ from kalman_attention.ops.contract import ScanInputs
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-FUSION = {"enable_fp_fusion": True}
-"""Compiler option of every launch, said aloud because its default depends on the release."""
+OPTIONS = {"num_warps": 1, "maxnreg": 255, "enable_fp_fusion": True}
+"""Compiler options of every launch.
+
+A program is one warp, so registers may be used up: without the limit said aloud ptxas aims at 168
+for some kernels and spills. Fusion is named because its default depends on the release.
+"""
 
 
 class Tokens(NamedTuple):

@@ -4,8 +4,8 @@ import torch
 import triton.language as tl
 
 from kalman_attention.ops.contract import ScanInputs, ScanResult
-from kalman_attention.ops.schedule import FORWARD_LANES, cut
-from kalman_attention.ops.triton.call import FUSION, dense, on_device, rows
+from kalman_attention.ops.schedule import FORWARD_LANES, cut, lanes_for
+from kalman_attention.ops.triton.call import OPTIONS, dense, on_device, rows
 from kalman_attention.ops.triton.lane import filter_step
 from kalman_attention.ops.triton.place import evidence, kernel, lanes_of, locate
 
@@ -62,10 +62,10 @@ def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
     y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     y_var = torch.empty_like(y) if return_variance else None
     mean, variance = torch.empty_like(mean_0), torch.empty_like(mean_0)
-    tile = cut(R, 1, N, D, FORWARD_LANES // dtype.itemsize * 4)
+    tile = cut(R, 1, N, D, lanes_for(dtype, FORWARD_LANES))
     strides = (*(x.stride(0) for x in (v, lam_v, k, q)), 0 if mask is None else mask.stride(0))
     step_kernel[(R * tile.blocks,)](
         v, lam_v, k, q, mask, *strides, a_bar, p_bar, mean_0, variance_0, y, y_var, mean, variance,
-        N, D, tile.blocks, tile.block_n, tile.block_d, num_warps=1, **FUSION,
+        N, D, tile.blocks, tile.block_n, tile.block_d, **OPTIONS,
     )  # fmt: skip
     return ScanResult(y, y_var, mean, variance, None)

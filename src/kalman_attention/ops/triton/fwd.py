@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kalman_attention.ops.contract import CHUNK, ScanInputs, ScanResult
 from kalman_attention.ops.schedule import FORWARD_LANES, Plan, plan
-from kalman_attention.ops.triton.call import FUSION, Tokens, new_checkpoints, on_device, prepare
+from kalman_attention.ops.triton.call import OPTIONS, Tokens, new_checkpoints, on_device, prepare
 from kalman_attention.ops.triton.lane import filter_step, project, reciprocal
 from kalman_attention.ops.triton.place import (
     chunks_of,
@@ -158,7 +158,7 @@ def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanRes
         *tokens.arrays, *tokens.strides, *tokens.dynamics, *starts,
         y, y_var, mean, variance, checkpoints,
         T, N, D, inputs.chunks, cut.blocks, cut.segments, cut.per_segment,
-        CHUNK, cut.block_n, cut.block_d, num_warps=1, **FUSION,
+        CHUNK, cut.block_n, cut.block_d, **OPTIONS,
     )  # fmt: skip
     dtype = inputs.compute_dtype
     saved = None if checkpoints is None else checkpoints.to(dtype)
@@ -174,16 +174,9 @@ def _starts(inputs: ScanInputs, tokens: Tokens, cut: Plan) -> tuple[Tensor, Tens
     sizes = (T, N, D, cut.blocks, cut.segments, cut.per_segment, maps.stride(0))
     tile = (CHUNK, cut.block_n, cut.block_d)
     summary_kernel[(R * cut.segments * cut.blocks,)](
-        *tokens.arrays,
-        *tokens.strides,
-        *tokens.dynamics,
-        maps,
-        *sizes,
-        *tile,
-        num_warps=1,
-        **FUSION,
+        *tokens.arrays, *tokens.strides, *tokens.dynamics, maps, *sizes, *tile, **OPTIONS
     )
     starts_kernel[(R * cut.blocks,)](
-        cu_seqlens, maps, *tokens.state_0, *starts, *sizes, *tile, num_warps=1, **FUSION
+        cu_seqlens, maps, *tokens.state_0, *starts, *sizes, *tile, **OPTIONS
     )
     return starts

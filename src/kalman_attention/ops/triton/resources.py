@@ -16,9 +16,9 @@ from triton.compiler import ASTSource
 
 from kalman_attention.ops.contract import CHUNK
 from kalman_attention.ops.resources import KernelResources
-from kalman_attention.ops.schedule import BACKWARD_LANES, FORWARD_LANES, WINDOW, cut
+from kalman_attention.ops.schedule import BACKWARD_LANES, FORWARD_LANES, WINDOW, cut, lanes_for
 from kalman_attention.ops.triton.bwd import adjoint_kernel, incoming_kernel
-from kalman_attention.ops.triton.call import FUSION
+from kalman_attention.ops.triton.call import OPTIONS
 from kalman_attention.ops.triton.decode import step_kernel
 from kalman_attention.ops.triton.fwd import filter_kernel, starts_kernel, summary_kernel
 from kalman_attention.ops.triton.sums import COLUMNS, sum_kernel
@@ -85,8 +85,7 @@ class Variant(NamedTuple):
 
     def constants(self) -> dict[str, Any]:
         """Constants of the kernel at the sizes of the paper's shape, and absent arguments."""
-        lanes = self.lanes // 2 if self.arithmetic == torch.float64 else self.lanes
-        tile = cut(1, CHUNK, self.N, 960, lanes)
+        tile = cut(1, CHUNK, self.N, 960, lanes_for(self.arithmetic, self.lanes))
         every = {
             "CHUNK": CHUNK,
             "WINDOW": WINDOW,
@@ -178,7 +177,7 @@ def compile_variant(variant: Variant, architecture: str) -> Any:
     target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return triton.compile(source, target=target, options={"num_warps": 1, **FUSION})
+        return triton.compile(source, target=target, options=OPTIONS)
 
 
 def _assemble(ptx: str, target: str) -> str:

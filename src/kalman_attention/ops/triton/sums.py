@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kalman_attention.ops.schedule import ceil
-from kalman_attention.ops.triton.call import FUSION
+from kalman_attention.ops.triton.call import OPTIONS
 from kalman_attention.ops.triton.place import kernel
 
 COLUMNS = 128
@@ -31,5 +31,5 @@ def add_up(partial: Tensor, like: Tensor) -> Tensor:
     columns = out.numel()
     if columns:
         grid = (ceil(columns, COLUMNS),)
-        sum_kernel[grid](partial, out, len(partial), columns, COLUMNS, num_warps=1, **FUSION)
+        sum_kernel[grid](partial, out, len(partial), columns, COLUMNS, **OPTIONS)
     return out
