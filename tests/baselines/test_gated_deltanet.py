@@ -11,6 +11,7 @@ from kalman_attention.baselines.gated_deltanet import (
     delta_chunked,
     delta_recurrence,
 )
+from kalman_attention.cli.bench_mixers import hidden
 from tests.baselines.rules import assert_same_rule, delta_inputs, naive
 
 
@@ -43,10 +44,15 @@ def test_float32_at_the_extremes(strength):
     assert_same_rule(delta_chunked, delta_recurrence, *data, rtol=2e-5)
 
 
+def qwen_module():
+    with hidden("fla"):
+        return pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+
+
 @pytest.mark.parametrize("T", [1, 70])
 @pytest.mark.parametrize("name", ["torch_chunk", "torch_recurrent"])
 def test_rule_of_transformers(T, name):
-    qwen = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    qwen = qwen_module()
     q, k, v, log_alpha, beta, state = delta_inputs(T, dtype=torch.float32)
     rule = getattr(qwen, f"{name}_gated_delta_rule")
     y, last = rule(q, k, v, log_alpha, beta, initial_state=state, output_final_state=True)
@@ -67,7 +73,7 @@ def test_rule_of_flash_linear_attention():
 
 def qwen_layer():
     """A layer of transformers, and ours with its weights."""
-    qwen = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    qwen = qwen_module()
     torch.manual_seed(0)
     config = qwen.Qwen3NextConfig(
         hidden_size=32,

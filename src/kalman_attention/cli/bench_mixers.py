@@ -1,8 +1,10 @@
 """``kla bench mixers``: all mixers at equal width and state, and against public CPU versions."""
 
 import argparse
+import contextlib
 import importlib.util
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,13 +127,27 @@ def _mambapy(width: int, state: int, length: int) -> nn.Module | None:
     return block
 
 
+@contextlib.contextmanager
+def hidden(package: str) -> Iterator[None]:
+    """Let a package look absent: transformers binds GPU kernels at import, for CPU tensors too."""
+    names = [name for name in sys.modules if name.split(".")[0] == package]
+    before = {name: sys.modules.pop(name) for name in names}
+    sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+        sys.modules.update(before)
+
+
 def _qwen3_next(width: int, state: int, length: int) -> nn.Module | None:
     if importlib.util.find_spec("transformers") is None:
         return None
-    from transformers.models.qwen3_next.modeling_qwen3_next import (
-        Qwen3NextConfig,
-        Qwen3NextGatedDeltaNet,
-    )
+    with hidden("fla"):
+        from transformers.models.qwen3_next.modeling_qwen3_next import (
+            Qwen3NextConfig,
+            Qwen3NextGatedDeltaNet,
+        )
 
     ours = matched_options("gated_deltanet", width, state)
     config = Qwen3NextConfig(
