@@ -63,7 +63,7 @@ def steps(folder):
 
 def test_ctrl_c_and_sigterm_save_and_say_how_to_continue(tmp_path):
     folder = tmp_path / "run"
-    # An interrupted interpreter kills itself by SIGINT, or exits with 1 if what some package runs at
+    # An interrupted interpreter kills itself by SIGINT, or exits with 1 if what a package runs at
     # exit makes it forget.
     cases = ((signal.SIGINT, (-2, 1), "Ctrl-C"), (signal.SIGTERM, (143,), "SIGTERM"))
     for number, codes, name in cases:
