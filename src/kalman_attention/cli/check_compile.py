@@ -72,6 +72,6 @@ def compile_engine(engine: str, architectures: Sequence[str]) -> list[KernelReso
         return "it does not report resources"
     try:
         found: list[KernelResources] = importlib.import_module(name).resources(architectures)
-    except ValueError as reason:
+    except (RuntimeError, ValueError) as reason:
         return str(reason)
     return found

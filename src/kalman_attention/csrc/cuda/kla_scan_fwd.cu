@@ -15,6 +15,8 @@ template <class T>
 constexpr int kForwardBlocks = sizeof(T) == 8 ? 3 : 8;
 template <class T>
 constexpr int kSummaryBlocks = sizeof(T) == 8 ? 2 : 4;
+template <class T>
+constexpr int kStepBlocks = sizeof(T) == 8 ? 6 : 8;
 
 template <int GROUP>
 using ForwardLanes = Lanes<GROUP, kForwardSlots, kForwardThreads>;
@@ -230,5 +232,5 @@ KLA_FORWARD(kla_forward, kla::kForwardBlocks<KLA_T>) { kla::forward<KLA_T, KLA_G
 KLA_FORWARD(kla_forward_variance, kla::kForwardBlocks<KLA_T>) { kla::forward<KLA_T, KLA_GROUP, true>(p); }
 KLA_FORWARD(kla_summarise, kla::kSummaryBlocks<KLA_T>) { kla::summarise<KLA_T, KLA_GROUP>(p); }
 KLA_KERNEL(kla_link, kla::kLinkThreads, 4) { kla::link<KLA_T>(p); }
-KLA_KERNEL(kla_step, kla::kStepThreads, 8) { kla::step<KLA_T, false>(p); }
-KLA_KERNEL(kla_step_variance, kla::kStepThreads, 8) { kla::step<KLA_T, true>(p); }
+KLA_KERNEL(kla_step, kla::kStepThreads, kla::kStepBlocks<KLA_T>) { kla::step<KLA_T, false>(p); }
+KLA_KERNEL(kla_step_variance, kla::kStepThreads, kla::kStepBlocks<KLA_T>) { kla::step<KLA_T, true>(p); }
