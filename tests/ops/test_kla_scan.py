@@ -38,9 +38,11 @@ def test_splitting_anywhere_equals_one_pass(engine: str, cuts: list[int], seed: 
         tokens = [x[:, start:end] for x in args[:4]]
         parts.append(kla_scan(*tokens, *args[4:], state=state, return_variance=True, engine=engine))
         state = parts[-1].state
-    torch.testing.assert_close(torch.cat([p.y for p in parts], 1), whole.y, **CLOSE)
-    torch.testing.assert_close(torch.cat([p.y_var for p in parts], 1), whole.y_var, **CLOSE)
-    torch.testing.assert_close(state, whole.state, **CLOSE)
+    y, y_var = (torch.cat([getattr(p, name) for p in parts], 1) for name in ("y", "y_var"))
+    pairs = [(y, whole.y), (y_var, whole.y_var), *zip(state, whole.state, strict=True)]
+    for found, expected in pairs:
+        # As the contract measures: an engine that splits time rounds differently in the parts.
+        assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize("engine", ["reference", *EVERY_ENGINE])
