@@ -1,5 +1,7 @@
 import dataclasses
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,25 @@ def test_finished_cells_are_not_computed_again(tmp_path, jobs):
     assert [r["metrics"]["accuracy"] for r in found] == [0.25, 0.75]
     assert [times(results, c) for c in cells] == [1, 1]
     assert any("1 of 2 cells are there already" in line for line in said)
+
+
+@dataclasses.dataclass(frozen=True)
+class Die:
+    """A run whose process is killed."""
+
+    updates: int = 1
+
+    def execute(self, folder: Path, *, show: bool) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return {}
+
+
+def test_a_killed_process_is_named_as_such(tmp_path):
+    doomed = Cell(experiment="toy", labels={"model": "a"}, run=Die())
+    results = Results(tmp_path, "smoke")
+    with pytest.raises(ChildProcessError, match="the same command goes on where it stopped"):
+        run_cells([doomed], results, jobs=2, say=lambda line: None)
+    assert results.load(doomed) is None
 
 
 def test_a_result_of_another_configuration_is_refused(tmp_path):
@@ -127,6 +148,6 @@ def test_the_papers_averages_close():
 
 def test_tables_as_markdown():
     table = Table("T", ["a", "b"], [["x", percent(0.5, 61.25)]], ["note"])
-    assert markdown(table) == "### T\n\n| a | b |\n|---|---|\n| x | 50.0 (61.2) |\n\n- note\n"
+    assert markdown(table) == "### T\n\n| a | b |\n| --- | --- |\n| x | 50.0 (61.2) |\n\n- note\n"
     assert percent(None) == "-"
     assert percent(None, "> 95") == "- (> 95)"

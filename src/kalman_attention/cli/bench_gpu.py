@@ -9,8 +9,8 @@ import torch
 
 from kalman_attention.cli import bench_roofline, bench_scan, check, check_compile
 from kalman_attention.cli.measure import save_results
-from kalman_attention.cli.table import markdown
 from kalman_attention.ops.engines import ENGINES, REFERENCE
+from kalman_attention.recipes.table import markdown_rows
 
 COMPARED = (REFERENCE, "associative")
 """What the GPU engines are compared with: the recurrence, and the parallel scan in torch."""
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if torch.cuda.is_available():
         engines = _usable(device)
         failed, rows = check.measure_engines(engines, device)
-        parts.append("## Accuracy\n\n" + markdown(check.ERROR_HEADER, rows))
+        parts.append("## Accuracy\n\n" + markdown_rows(check.ERROR_HEADER, rows))
         results["accuracy"] = rows
         code = 1 if failed else 0
         if not failed:
@@ -50,7 +50,9 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    parts.append("## Roofline\n\n" + markdown(bench_roofline.HEADER, list(bench_roofline.table())))
+    parts.append(
+        "## Roofline\n\n" + markdown_rows(bench_roofline.HEADER, list(bench_roofline.table()))
+    )
     parts.append("## Resources\n\n" + _resources())
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "report.md").write_text("\n\n".join(parts) + "\n")
@@ -87,7 +89,9 @@ def _speed(
             for engine, row in found.items()
         ]
         header = ["engine", *(f"T={T}" for T in lengths), "gave up"]
-        parts.append(f"{kind}, {sweep['shape']}, float32, milliseconds\n\n{markdown(header, rows)}")
+        parts.append(
+            f"{kind}, {sweep['shape']}, float32, milliseconds\n\n{markdown_rows(header, rows)}"
+        )
     return "\n\n".join(parts)
 
 
@@ -103,4 +107,4 @@ def _resources() -> str:
             rows.append([engine, f"not compiled: {found}", *[""] * 5])
         else:
             rows += check_compile.table(engine, found)
-    return markdown(check_compile.HEADER, rows)
+    return markdown_rows(check_compile.HEADER, rows)

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterator
 
-from kalman_attention.cli.table import markdown, render
+from kalman_attention.cli.table import render
 from kalman_attention.ops.roofline import (
     DEVICES,
     Device,
@@ -16,6 +16,7 @@ from kalman_attention.ops.roofline import (
     least_bytes,
 )
 from kalman_attention.ops.schedule import BACKWARD_LANES, FORWARD_LANES
+from kalman_attention.recipes.table import markdown_rows
 
 SHAPES = (Sizes(B=1, T=65_536, D=960, N=16), Sizes(B=32, T=2048, D=960, N=16))
 """The paper's longest prefill, split in time; a training batch, lane-serial."""
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the prediction. Nothing is measured."""
     rows = list(table())
-    print((markdown if args.markdown else render)(HEADER, rows))
+    print((markdown_rows if args.markdown else render)(HEADER, rows))
     print(
         "\nPredictions, nothing measured. Last columns: predicted time of the paper's expanded "
         "states, and of moving inputs and outputs once, as multiples of ours."

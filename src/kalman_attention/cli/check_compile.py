@@ -6,9 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kalman_attention.cli.table import markdown, render
+from kalman_attention.cli.table import render
 from kalman_attention.ops.engines import ENGINES
 from kalman_attention.ops.resources import KernelResources
+from kalman_attention.recipes.table import markdown_rows
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 """A100, H100 and B200."""
@@ -41,7 +42,7 @@ def run(architectures: Sequence[str], path: Path | None) -> int:
     print(f"\n{len(rows)} variants compiled, {len(spilling)} of them spill registers")
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(markdown(HEADER, rows) + "\n")
+        path.write_text(markdown_rows(HEADER, rows) + "\n")
         print(f"table: {path}")
     return 0
 

@@ -28,11 +28,5 @@ def render(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(header), rule, *(line(row) for row in rows)])
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The same table in Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
 def _numeric(cell: str) -> bool:
     return cell[:1].isdigit() or cell in ("", "-") or (cell[:1] in "+-<>" and cell[1:2].isdigit())

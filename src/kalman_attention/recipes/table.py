@@ -22,10 +22,14 @@ class Table(NamedTuple):
 
 def markdown(table: Table) -> str:
     """The table as Markdown, with its title as a heading of the third level."""
-    lines = [f"### {table.title}", ""]
-    lines += ["| " + " | ".join(table.header) + " |", "|" + "---|" * len(table.header)]
-    lines += ["| " + " | ".join(row) + " |" for row in table.rows]
-    return "\n".join([*lines, "", *(f"- {note}" for note in table.notes)]).rstrip() + "\n"
+    lines = [f"### {table.title}", "", markdown_rows(table.header, table.rows), ""]
+    return "\n".join([*lines, *(f"- {note}" for note in table.notes)]).rstrip() + "\n"
+
+
+def markdown_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Only the rows, under a header, as Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def percent(value: float | None, published: float | str | None = None) -> str:
