@@ -1,7 +1,6 @@
 """``kla demo``: filter a signal, train KLA and Mamba for a minute, and write a page about it."""
 
 import argparse
-import os
 from pathlib import Path
 
 import torch
@@ -58,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
 def _learn(results: Results) -> Section:
     cells = EXPERIMENT.cells("cpu")
     watch = Watch(results, period=10.0)
-    jobs = min(len(cells), os.cpu_count() or 1)
-    found = run_cells(cells, results, jobs=max(2, jobs), say=watch.say, watch=watch)
+    found = run_cells(cells, results, jobs=len(cells), say=watch.say, watch=watch)
     tables = EXPERIMENT.tables("cpu", found)
     for table in tables:
         print_table(table)

@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from kalman_attention.models.files import write_atomically
 from kalman_attention.recipes.machine import about
 
 
@@ -101,9 +101,7 @@ class Results:
         }
         path = self.path(cell)
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(f".{os.getpid()}.tmp")
-        draft.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        draft.replace(path)
+        write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
 
 
 def _file_name(cell: Cell) -> str:

@@ -41,7 +41,7 @@ def best(
 ) -> dict[str, Any] | None:
     """The result with the highest metric among those with the given labels; None if none is there.
 
-    Several learning rates of the same cell are compared this way. Seeds are not: see ``mean``.
+    Learning rates of a cell are compared this way. Seeds are not: see ``mean_of_best``.
     """
     chosen = [r for r in results if all(r["labels"].get(k) == v for k, v in labels.items())]
     return max(chosen, key=lambda r: r["metrics"][metric], default=None)

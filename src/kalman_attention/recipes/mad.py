@@ -41,7 +41,6 @@ class MadScale:
         tasks: by name.
         rates: learning rates to try; the best counts.
         seeds: seeds of data, first weights and order.
-        width: d_model; None is the published 128.
         batch_size: sequences per update.
         changes: in words, for the table.
     """

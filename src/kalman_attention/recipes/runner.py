@@ -60,10 +60,12 @@ def _few(metrics: dict[str, Any]) -> list[tuple[str, float]]:
 
 def _one_by_one(cells: Sequence[Cell], results: Results) -> Iterator[Cell]:
     before = torch.get_num_threads()
-    for cell in cells:
-        compute(cell, results, show=True)
-        yield cell
-    torch.set_num_threads(before)
+    try:
+        for cell in cells:
+            compute(cell, results, show=True)
+            yield cell
+    finally:
+        torch.set_num_threads(before)
 
 
 def _in_processes(
@@ -83,7 +85,7 @@ def _in_processes(
                     future.result()
                     yield cell
         except BrokenProcessPool:
-            raise RuntimeError(
+            raise ChildProcessError(
                 "a process that computed a cell was killed, perhaps for want of memory. Nothing "
                 "is lost: the same command goes on where it stopped."
             ) from None
