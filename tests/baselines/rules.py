@@ -29,11 +29,15 @@ def delta_inputs(T, B=2, H=2, K=3, V=5, strength=1.0, dtype=torch.float64, seed=
     return tuple(x.to(dtype) for x in (q, k, v, -strength * gate.abs(), beta, state))
 
 
-def mlstm_inputs(T, B=2, H=2, K=3, V=5, strength=1.0, dtype=torch.float64, seed=0):
+def mlstm_inputs(T, B=2, H=2, K=3, V=5, strength=1.0, dtype=torch.float64, seed=0, positive=False):
+    """With ``positive``, no terms of the denominator n . q cancel, nor is any of them near 0."""
     keys, gates = (B, T, H, K), (B, T, H)
     q, k, v, log_i, forget, state, m = draw(
         keys, keys, (B, T, H, V), gates, gates, (B, H, K, V + 1), (B, H), seed=seed
     )
+    if positive:
+        q, k = q.abs() + 0.1, k.abs() + 0.1
+        state = torch.cat([state[..., :-1], state[..., -1:].abs() + 0.1], -1)
     log_f = nn.functional.logsigmoid(3 + strength * forget)
     return tuple(x.to(dtype) for x in (q, k, v, strength * log_i, log_f, state, m))
 

@@ -48,9 +48,11 @@ def test_longer_chunks_of_wide_heads(name, size, longest, over):
 )
 def test_any_shape_and_strength(name, T, H, K, V, strength, seed):
     chunked, recurrence, inputs = RULES[name]
-    # Logarithms of 1e3 are known to 1e-13, which a denominator near 0 magnifies.
-    data = inputs(T, 1, H, K, V, strength, seed=seed)
-    assert_same_rule(chunked, recurrence, *data, rtol=1e-9)
+    # Rounding over a denominator near 0 has no bound, so none is drawn here: a random search
+    # finds it. The tests above, at fixed seeds, have both signs.
+    options = {"positive": True} if name == "mlstm" else {}
+    data = inputs(T, 1, H, K, V, strength, seed=seed, **options)
+    assert_same_rule(chunked, recurrence, *data)
 
 
 @every_rule
