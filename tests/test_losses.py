@@ -154,6 +154,21 @@ def test_ignored_positions_do_not_count(case):
     assert not dy_var[:, 1::2].any()
 
 
+def test_ignored_positions_are_not_decoded(case):
+    decoder, y, y_var, targets = case
+    seen = []
+
+    def watched(samples):
+        seen.append(samples.shape[-2])
+        return decoder(samples)
+
+    targets[0] = -100
+    some = marginal_nll(watched, y, y_var, targets, generator=draws())
+    assert seen == [T]
+    alone = marginal_nll(decoder, y[1:], y_var[1:], targets[1:], generator=draws())
+    assert_close(some, alone)
+
+
 def test_context_reaches_the_decoder_position_by_position(case):
     decoder, y, y_var, targets = case
     gate = torch.linspace(0.5, 2.0, B * T * D, dtype=torch.float64).view(B, T, D).requires_grad_()
@@ -180,7 +195,7 @@ def test_logits_never_exist_for_the_whole_sequence(case):
 
     marginal_nll(watched, y, y_var, targets, chunk_size=8).backward()
     assert max(sizes) == 8
-    assert sum(sizes) == 2 * T  # once forward, once again in the backward pass
+    assert sum(sizes) == 2 * B * T  # once forward, once again in the backward pass
 
 
 def test_half_precision_is_scored_in_float32(case):

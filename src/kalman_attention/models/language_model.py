@@ -264,7 +264,7 @@ class LanguageModel(BlockStack):
             context=read.context,
             num_samples=num_samples,
             generator=generator,
-            chunk_size=chunk_size or 64,
+            chunk_size=chunk_size,
             ignore_index=ignore_index,
         )
 
