@@ -50,7 +50,7 @@ ONLY_IN = {
     "triton": ("ops.triton",),
     "fla": ("baselines.fla_kernels",),
     "cuda": ("ops.cuda",),
-    "ctypes": ("ops.cpu", "ops.cuda", "ops.triton", "cli.measure"),  # measure: mallopt
+    "ctypes": ("ops.cpu", "ops.cuda", "ops.triton", "recipes.machine"),  # machine: mallopt
     "torch.utils.cpp_extension": ("ops.cpu", "ops.cuda", "ops.triton"),
     **dict.fromkeys(
         ("datasets", "http", "huggingface_hub", "requests", "socket", "urllib"),

@@ -15,7 +15,6 @@ from kalman_attention.cli.measure import (
     Shape,
     available_memory,
     fastest,
-    keep_memory,
     make_inputs,
     peak_memory,
     save_results,
@@ -24,6 +23,7 @@ from kalman_attention.cli.measure import (
 from kalman_attention.cli.table import render
 from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
 from kalman_attention.ops.selfcheck import Case, errors, make_call, misses, run_call
+from kalman_attention.recipes.machine import keep_memory
 
 PAPER = Shape(B=1, T=2048, D=960, N=16)
 MAD = Shape(B=172, T=128, D=128, N=8)

@@ -7,7 +7,7 @@ import torch
 
 from kalman_attention.cli import figures
 from kalman_attention.cli.demo_belief import show_belief
-from kalman_attention.cli.measure import Shape, fastest, keep_memory, make_inputs, scan_pass
+from kalman_attention.cli.measure import Shape, fastest, make_inputs, scan_pass
 from kalman_attention.cli.page import Section
 from kalman_attention.cli.report import write_report
 from kalman_attention.cli.reproduce import print_table
@@ -73,7 +73,6 @@ def _learn(results: Results) -> Section:
 
 def engine_speed() -> Table:
     """Forward and backward of every usable engine, in one run."""
-    keep_memory()
     cpu = torch.device("cpu")
     usable = [e.name for e in ENGINES.values() if e.why_not(cpu, torch.float32) is None]
     names = [REFERENCE, *usable]

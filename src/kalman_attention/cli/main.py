@@ -16,11 +16,13 @@ from kalman_attention.cli import (
     task,
 )
 from kalman_attention.cli import eval as evaluate
+from kalman_attention.recipes.machine import keep_memory
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     args = build_parser().parse_args(argv)
+    keep_memory()
     try:
         code: int = args.verb(args)
     except KeyboardInterrupt:

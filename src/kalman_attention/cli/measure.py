@@ -4,7 +4,6 @@ On a GPU times are those between two events of its stream, and memory is what to
 """
 
 import argparse
-import ctypes
 import json
 import os
 import resource
@@ -146,19 +145,6 @@ def _gpu_seconds(call: Callable[[], None]) -> float:
     end.record()
     end.synchronize()
     return 1e-3 * float(begin.elapsed_time(end))
-
-
-def keep_memory() -> bool:
-    """Let the C library keep freed memory, so that calls are not timed with their page faults.
-
-    What an allocator such as jemalloc does anyway. Only glibc can be told; says whether it was.
-    """
-    trim_threshold, mmap_max = -1, -4
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return False
-    return bool(mallopt(mmap_max, 0)) and bool(mallopt(trim_threshold, 2**31 - 1))
 
 
 def peak_memory(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from kalman_attention.recipes.cell import Cell, Results
+from kalman_attention.recipes.machine import keep_memory
 
 Say = Callable[[str], None]
 Watch = Callable[[Sequence[Cell]], None]
@@ -73,7 +74,7 @@ def _in_processes(
 ) -> Iterator[Cell]:
     # Spawned, not forked: a fork of a process that has used threads may hang.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=keep_memory) as pool:
         running: dict[Future[None], Cell] = {
             pool.submit(compute, cell, results, show=False): cell for cell in cells
         }
