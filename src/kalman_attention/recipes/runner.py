@@ -80,7 +80,8 @@ def _in_processes(
         }
         try:
             while running:
-                watch([cell for future, cell in running.items() if future.running()])
+                # A pool calls one more future running: the next, which it has taken but not begun.
+                watch([cell for future, cell in running.items() if future.running()][:jobs])
                 for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
                     cell = running.pop(future)
                     future.result()
