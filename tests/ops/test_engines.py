@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kalman_attention.ops.selfcheck import Case, errors, make_call, misses, run_call
@@ -137,6 +137,8 @@ def test_strided_inputs(engine: str) -> None:
     seed=st.integers(0, 2**16),
 )
 def test_any_shape_and_extreme(engine, T, N, D, B, log_lam, p_max, a_min, padding, seed) -> None:
+    # "One overwhelming token" in docs/engines.md: with hardly any others, d lam_v has no digits.
+    assume(log_lam < 1 or B * T * D >= 64)
     case = Case(B=B, T=T, N=N, D=D, lam_max=10.0**log_lam, p_max=p_max, a_min=a_min, seed=seed)
     case = (
         replace(case, B=1, documents=4) if padding == "packed" else replace(case, padding=padding)
