@@ -72,6 +72,11 @@ def run(args: argparse.Namespace) -> int:
     shards = None
     if not (wants_tasks or args.text or args.shards):
         args.shards = shards = trained_on(args.checkpoint)
+        if shards is not None and not shards.is_dir():
+            raise ValueError(
+                f"{args.checkpoint} was trained on {shards}, which is no longer there. Say where "
+                "it is with --shards, or score a text with --text."
+            )
     if args.out and not args.out.parent.is_dir():
         args.out.parent.mkdir(parents=True)
     found = load_checkpoint(args.checkpoint, tokenizer=args.tokenizer, device=args.device)

@@ -139,26 +139,16 @@ class PretrainRecipe:
 
 
 _PAPER: dict[str, Any] = {"seq_len": 2048}
-_SMALL: dict[str, Any] = {"loader": "window", "save_seconds": 60.0}
+_SMALL: dict[str, Any] = {
+    "batch_tokens": 1 << 13,
+    "seq_len": 256,
+    "micro_batch": 32,
+    "loader": "window",
+    "save_seconds": 60.0,
+}
 _SIZES: dict[str, dict[str, Any]] = {
-    "nano": {
-        **_SMALL,
-        "tokens": 2_000_000,
-        "batch_tokens": 1 << 13,
-        "seq_len": 256,
-        "micro_batch": 32,
-        "eval_every": 60,
-        "eval_tokens": 1 << 16,
-    },
-    "micro": {
-        **_SMALL,
-        "tokens": 20_000_000,
-        "batch_tokens": 1 << 14,
-        "seq_len": 512,
-        "micro_batch": 16,
-        "eval_every": 100,
-        "eval_tokens": 1 << 18,
-    },
+    "nano": {**_SMALL, "tokens": 2_000_000, "eval_every": 60, "eval_tokens": 1 << 16},
+    "micro": {**_SMALL, "tokens": 20_000_000, "eval_every": 200, "eval_tokens": 1 << 18},
     "45m": {**_PAPER, "tokens": 1_800_000_000, "batch_tokens": 1 << 17, "micro_batch": 16},
     "180m": {**_PAPER, "tokens": 10_900_000_000, "batch_tokens": 1 << 19, "micro_batch": 8},
 }
