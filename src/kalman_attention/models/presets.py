@@ -24,7 +24,7 @@ the data. Models of one size differ by less than 2 %. They have 4 blocks: at equ
 and wider ones are faster on a CPU, and half of the vocabulary's parameters costs no arithmetic.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from kalman_attention.baselines.attention import AttentionConfig
 from kalman_attention.baselines.gated_deltanet import GatedDeltaNetConfig
@@ -41,99 +41,86 @@ ALIASES = {"nano": "kla-nano", "micro": "kla-micro"}
 _START: dict[str, Any] = {"embedding_std": 1.0, "head_std": 0.001}
 
 
-def _model(d_model: int, plan: str, vocabulary: int, **options: Any) -> LanguageModelConfig:
-    return LanguageModelConfig(
-        vocab_size=vocabulary, d_model=d_model, plan=plan, **options, **_START
-    )
+class _Scale(NamedTuple):
+    """What the models of a size have in common."""
+
+    blocks: int
+    vocabulary: int
+    slots: int
+
+    def stack(self, mixer: str, d_model: int, heads: int = 1) -> LanguageModelConfig:
+        """Blocks of one mixer without MLPs; heads are those of Gated DeltaNet."""
+        options = self._options(mixer, d_model, heads, 2 * self.slots)
+        return LanguageModelConfig(
+            vocab_size=self.vocabulary,
+            d_model=d_model,
+            plan=(mixer,) * self.blocks,
+            **{mixer: options},
+            **_START,
+        )
+
+    def gpt(
+        self, d_model: int, mlp_width: int, heads: int, last: str = "attention"
+    ) -> LanguageModelConfig:
+        """Attention and MLPs, with another mixer in the last block if asked for."""
+        named = {
+            name: self._options(name, d_model, heads, d_model // heads)
+            for name in ("attention", last)
+        }
+        return LanguageModelConfig(
+            vocab_size=self.vocabulary,
+            d_model=d_model,
+            plan=("attention",) * (self.blocks - 1) + (last,),
+            mlp="relu2",
+            mlp_width=mlp_width,
+            **named,
+            **_START,
+        )
+
+    def _options(self, mixer: str, d_model: int, heads: int, head_dim: int) -> Any:
+        if mixer == "attention":
+            return AttentionConfig(d_model=d_model, num_heads=heads)
+        if mixer == "gated_deltanet":
+            expand = heads * head_dim / d_model
+            return GatedDeltaNetConfig(
+                d_model=d_model, num_heads=heads, expand_k=expand, expand_v=expand
+            )
+        kind: Any = KLALayerConfig if mixer == "kla" else MambaConfig
+        return kind(d_model=d_model, d_state=self.slots)
 
 
-def _delta(d_model: int, heads: int, head_dim: int) -> GatedDeltaNetConfig:
-    expand = heads * head_dim / d_model
-    return GatedDeltaNetConfig(d_model=d_model, num_heads=heads, expand_k=expand, expand_v=expand)
-
-
-def _kla(d_model: int) -> LanguageModelConfig:
-    kla = KLALayerConfig(d_model=d_model, d_state=32)
-    return _model(d_model, "kla*12", PAPER_VOCABULARY, kla=kla)
-
-
-def _mamba(d_model: int) -> LanguageModelConfig:
-    mamba = MambaConfig(d_model=d_model, d_state=32)
-    return _model(d_model, "mamba*12", PAPER_VOCABULARY, mamba=mamba)
-
-
-def _gdn(d_model: int, heads: int) -> LanguageModelConfig:
-    options = _delta(d_model, heads, 64)
-    return _model(d_model, "gated_deltanet*12", PAPER_VOCABULARY, gated_deltanet=options)
-
-
-def _gpt(d_model: int, mlp_width: int, last: str = "attention") -> LanguageModelConfig:
-    options: dict[str, Any] = {
-        "attention": None,
-        "kla": KLALayerConfig(d_model=d_model, d_state=32),
-        "mamba": MambaConfig(d_model=d_model, d_state=32),
-        "gated_deltanet": _delta(d_model, d_model // 64, 64),
-    }
-    return _model(
-        d_model,
-        "attention*12" if last == "attention" else f"attention*11 + {last}",
-        PAPER_VOCABULARY,
-        mlp="relu2",
-        mlp_width=mlp_width,
-        **{last: options[last]},
-    )
-
-
-def _small(d_model: int, mixer: str, options: Any) -> LanguageModelConfig:
-    return _model(d_model, f"{mixer}*4", SMALL_VOCABULARY, **{mixer: options})
-
-
-def _small_gpt(d_model: int, mlp_width: int, last: str = "attention") -> LanguageModelConfig:
-    options: dict[str, Any] = {
-        "attention": AttentionConfig(d_model=d_model, num_heads=4),
-        "kla": KLALayerConfig(d_model=d_model),
-        "mamba": MambaConfig(d_model=d_model),
-        "gated_deltanet": _delta(d_model, 4, d_model // 4),
-    }
-    return _model(
-        d_model,
-        "attention*4" if last == "attention" else f"attention*3 + {last}",
-        SMALL_VOCABULARY,
-        mlp="relu2",
-        mlp_width=mlp_width,
-        **{name: options[name] for name in ("attention", last)},
-    )
-
+_PAPER = _Scale(blocks=12, vocabulary=PAPER_VOCABULARY, slots=32)
+_SMALL = _Scale(blocks=4, vocabulary=SMALL_VOCABULARY, slots=16)
 
 PRESETS = {
-    "kla-45m": _kla(496),
-    "kla-180m": _kla(1360),
-    "gpt-45m": _gpt(384, 1408),
-    "gpt-180m": _gpt(896, 3840),
-    "mamba-45m": _mamba(444),
-    "mamba-180m": _mamba(1160),
-    "gdn-45m": _gdn(464, 8),
-    "gdn-180m": _gdn(1232, 21),
-    "gpt+kla-45m": _gpt(384, 1408, "kla"),
-    "gpt+kla-180m": _gpt(896, 3840, "kla"),
-    "gpt+mamba-45m": _gpt(384, 1360, "mamba"),
-    "gpt+mamba-180m": _gpt(896, 3808, "mamba"),
-    "gpt+gdn-45m": _gpt(384, 1408, "gated_deltanet"),
-    "gpt+gdn-180m": _gpt(896, 3840, "gated_deltanet"),
-    "kla-nano": _small(128, "kla", KLALayerConfig(d_model=128)),
-    "gpt-nano": _small_gpt(112, 264),
-    "mamba-nano": _small(117, "mamba", MambaConfig(d_model=117)),
-    "gdn-nano": _small(124, "gated_deltanet", _delta(124, 4, 32)),
-    "gpt+kla-nano": _small_gpt(112, 264, "kla"),
-    "gpt+mamba-nano": _small_gpt(112, 232, "mamba"),
-    "gpt+gdn-nano": _small_gpt(112, 264, "gated_deltanet"),
-    "kla-micro": _small(176, "kla", KLALayerConfig(d_model=176)),
-    "gpt-micro": _small_gpt(144, 424),
-    "mamba-micro": _small(160, "mamba", MambaConfig(d_model=160)),
-    "gdn-micro": _small(164, "gated_deltanet", _delta(164, 6, 32)),
-    "gpt+kla-micro": _small_gpt(144, 424, "kla"),
-    "gpt+mamba-micro": _small_gpt(144, 392, "mamba"),
-    "gpt+gdn-micro": _small_gpt(144, 408, "gated_deltanet"),
+    "kla-45m": _PAPER.stack("kla", 496),
+    "kla-180m": _PAPER.stack("kla", 1360),
+    "gpt-45m": _PAPER.gpt(384, 1408, 6),
+    "gpt-180m": _PAPER.gpt(896, 3840, 14),
+    "mamba-45m": _PAPER.stack("mamba", 444),
+    "mamba-180m": _PAPER.stack("mamba", 1160),
+    "gdn-45m": _PAPER.stack("gated_deltanet", 464, 8),
+    "gdn-180m": _PAPER.stack("gated_deltanet", 1232, 21),
+    "gpt+kla-45m": _PAPER.gpt(384, 1408, 6, "kla"),
+    "gpt+kla-180m": _PAPER.gpt(896, 3840, 14, "kla"),
+    "gpt+mamba-45m": _PAPER.gpt(384, 1360, 6, "mamba"),
+    "gpt+mamba-180m": _PAPER.gpt(896, 3808, 14, "mamba"),
+    "gpt+gdn-45m": _PAPER.gpt(384, 1408, 6, "gated_deltanet"),
+    "gpt+gdn-180m": _PAPER.gpt(896, 3840, 14, "gated_deltanet"),
+    "kla-nano": _SMALL.stack("kla", 128),
+    "gpt-nano": _SMALL.gpt(112, 264, 4),
+    "mamba-nano": _SMALL.stack("mamba", 117),
+    "gdn-nano": _SMALL.stack("gated_deltanet", 124, 4),
+    "gpt+kla-nano": _SMALL.gpt(112, 264, 4, "kla"),
+    "gpt+mamba-nano": _SMALL.gpt(112, 232, 4, "mamba"),
+    "gpt+gdn-nano": _SMALL.gpt(112, 264, 4, "gated_deltanet"),
+    "kla-micro": _SMALL.stack("kla", 176),
+    "gpt-micro": _SMALL.gpt(144, 424, 4),
+    "mamba-micro": _SMALL.stack("mamba", 160),
+    "gdn-micro": _SMALL.stack("gated_deltanet", 164, 6),
+    "gpt+kla-micro": _SMALL.gpt(144, 424, 4, "kla"),
+    "gpt+mamba-micro": _SMALL.gpt(144, 392, 4, "mamba"),
+    "gpt+gdn-micro": _SMALL.gpt(144, 408, 4, "gated_deltanet"),
 }
 """Configurations by name."""
 
