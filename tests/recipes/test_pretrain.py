@@ -3,7 +3,6 @@
 import dataclasses
 import errno
 import json
-import math
 import os
 
 import pytest
@@ -209,29 +208,6 @@ def test_loss_forgets_at_documents_when_asked(data):
     ]
     reset = pretrain_run.build_loss(small(reset_state=True))(model, batch, generator)
     assert reset.item() == pytest.approx(sum(losses).item() / inputs.numel(), rel=1e-5)
-
-
-def test_validation_bits_per_byte(data):
-    # Protocol: nats over targets that are no special tokens, over ln 2 and their bytes.
-    found = ShardedTokens(data)
-    chosen = small(eval_tokens=1 << 20)
-    model = pretrain_run.build_model(chosen, 300).eval()
-    sizes = found.tokenizer().token_bytes()
-    stream = [t for s in found.shards("validation") for t in found.tokens(s).tolist()]
-    nats = size = 0
-    with torch.no_grad():
-        for row in range((len(stream) - 1) // 16):
-            ids = torch.tensor(stream[16 * row : 16 * row + 17])
-            log_probs = model(ids[None, :-1]).logits[0].log_softmax(-1)
-            for place, target in enumerate(ids[1:].tolist()):
-                if sizes[target]:
-                    nats -= log_probs[place, target].item()
-                    size += int(sizes[target])
-        got = pretrain_run.build_evaluation(chosen, found)(model)
-    assert got["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
-    limited = pretrain_run.build_evaluation(dataclasses.replace(chosen, eval_tokens=40), found)
-    with torch.no_grad():
-        assert limited(model)["bits_per_byte"] != got["bits_per_byte"]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = argparse.ArgumentParser(
         prog="kla",
-        description="Kalman linear attention: check, demonstrate, prepare, evaluate, measure.",
+        description="Kalman linear attention: check, demonstrate, train, evaluate, measure.",
     )
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     for verb in (
