@@ -187,6 +187,8 @@ def test_parts(data):
     assert not equal(model.state_dict(), pretrain_run.build_model(small(seed=2), 300).state_dict())
     window = pretrain_run.build_loader(small(), found)
     assert isinstance(window, WindowLoader)
+    halves = pretrain_run.build_loader(small(micro_batch=1), found)
+    assert torch.equal(next(window).inputs, torch.cat([next(halves).inputs for _ in range(2)]))
     packing = small(loader="packing")
     assert isinstance(pretrain_run.build_loader(packing, found), PackingLoader)
     ranks = [pretrain_run.build_loader(packing, found, rank=r, world_size=2) for r in (0, 1)]

@@ -34,7 +34,7 @@ class PretrainRecipe:
         seq_len: tokens of a row.
         micro_batch: rows that go through the model at a time; their gradients are added up.
         loader: ``"packing"``, rows that begin with a document, or ``"window"``, the text cut into
-            rows one after the other.
+            rows, those of an update from as many places.
         reset_state: forget at the borders of documents; otherwise state and attention cross them.
         loss: of the posterior ``"mean"``, or the ``"marginal"`` likelihood (KLA+).
         num_samples: posterior samples of the marginal likelihood.

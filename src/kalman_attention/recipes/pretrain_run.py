@@ -57,10 +57,11 @@ def build_loader(
     recipe: PretrainRecipe, data: ShardedTokens, *, rank: int = 0, world_size: int = 1
 ) -> WindowLoader | PackingLoader:
     """Micro-batches of the training split, or of the part of one rank."""
-    kind = PackingLoader if recipe.loader == "packing" else WindowLoader
-    return kind(
-        data, recipe.micro_batch, recipe.seq_len, split=TRAIN, rank=rank, world_size=world_size
-    )
+    sizes, part = (recipe.micro_batch, recipe.seq_len), {"rank": rank, "world_size": world_size}
+    if recipe.loader == "packing":
+        return PackingLoader(data, *sizes, split=TRAIN, **part)
+    lanes = max(1, recipe.batch_tokens // (recipe.seq_len * world_size))
+    return WindowLoader(data, *sizes, lanes=lanes, split=TRAIN, **part)
 
 
 def build_loss(recipe: PretrainRecipe) -> Loss:
