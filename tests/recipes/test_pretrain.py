@@ -350,6 +350,19 @@ def test_a_full_disk_loses_nothing(data, tmp_path, monkeypatch):
     assert equal(weights(tmp_path / "whole"), weights(tmp_path / "run"))
 
 
+def test_a_disk_that_is_full_from_the_start(data, tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match=r"the disk is full: .*tokenizer") as caught:
+            pretrain(small(), data, tmp_path, progress=False)
+    assert str(caught.value).count("the disk is full") == 1
+    assert not list(tmp_path.iterdir())
+    assert pretrain(small(), data, tmp_path, progress=False).step == 6
+
+
 @pytest.mark.parametrize("which", [METRICS, WEIGHTS])
 def test_a_full_disk_elsewhere(data, tmp_path, monkeypatch, which):
     # When lines of metrics, or the model at the end, cannot be written.
@@ -364,7 +377,7 @@ def test_a_full_disk_elsewhere(data, tmp_path, monkeypatch, which):
             patch.setattr(metrics.MetricsLog, "write", full)
         else:
             patch.setattr(checkpoint, "save_model", full)
-        with pytest.raises(OSError, match=r"the disk is full.*run the same command again"):
+        with pytest.raises(OSError, match=r"the disk is full.*step-.* is whole.*same command"):
             pretrain(small(), data, tmp_path, progress=False)
     assert not (tmp_path / WEIGHTS).exists()
     assert (tmp_path / RUN).is_file()

@@ -152,7 +152,10 @@ def pretrain(
         save_checkpoint(model, tokenizer, folder)
         _write_json(folder / SUMMARY, summary(recipe, model, result))
     except OSError as error:
-        raise _explained(error, folder) from error
+        told = _explained(error, folder)
+        if told is error:
+            raise
+        raise told from error
     return result
 
 
@@ -195,10 +198,14 @@ def _write_json(path: Path, data: dict[str, Any]) -> None:
 
 
 def _explained(error: OSError, folder: Path) -> OSError:
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    """What a full disk means for the run; other errors speak for themselves."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if not full or "the disk is full" in str(error):
         return error
+    kept = checkpoints(folder / "checkpoints")
+    state = f"{kept[0]} is whole" if kept else "nothing was trained yet"
     return OSError(
         error.errno,
-        f"the disk is full: {error.strerror}, in {folder}. The last checkpoint is whole; make room "
-        "and run the same command again, it goes on from there",
+        f"the disk is full ({error.strerror}), in {folder}; {state}. Make room and run the same "
+        "command again, it goes on from there",
     )
