@@ -195,7 +195,8 @@ def test_logits_never_exist_for_the_whole_sequence(case):
 
     marginal_nll(watched, y, y_var, targets, chunk_size=8).backward()
     assert max(sizes) == 8
-    assert sum(sizes) == 2 * B * T  # once forward, once again in the backward pass
+    # Once forward, once again in the backward pass; the last chunk, which begins it, only once.
+    assert sum(sizes) == 2 * B * T - (B * T % 8 or 8)
 
 
 def test_half_precision_is_scored_in_float32(case):

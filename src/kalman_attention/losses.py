@@ -124,13 +124,17 @@ def marginal_nll(
 
 
 def _by_chunks(nll: Callable[..., Tensor], chunk_size: int, *tensors: Tensor) -> Tensor:
-    """Apply ``nll`` to pieces of ``[B, T, ...]`` tensors; only its inputs are kept for backward."""
-    pieces = zip(*(torch.split(x, chunk_size, dim=1) for x in tensors), strict=True)
+    """Apply ``nll`` to pieces of ``[B, T, ...]`` tensors; only its inputs are kept for backward.
+
+    Except for the last piece, which is the first to go backward: computing it again would take time
+    and save nothing.
+    """
+    *pieces, last = zip(*(torch.split(x, chunk_size, dim=1) for x in tensors), strict=True)
     losses: list[Tensor] = [
         checkpoint(nll, i * chunk_size, *piece, use_reentrant=False)
         for i, piece in enumerate(pieces)
     ]
-    return torch.cat(losses, dim=1)
+    return torch.cat([*losses, nll(len(pieces) * chunk_size, *last)], dim=1)
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:

@@ -52,6 +52,30 @@ def test_windows_are_the_documents_in_a_row(data):
         assert loader.epoch == place // len(stream)
 
 
+@pytest.mark.parametrize("lanes", [2, 5, 7])
+def test_lanes_read_at_several_places(data, lanes):
+    stream = list(chain(*documents(data)))
+    size, apart = len(stream), len(stream) // lanes
+    rows = []
+    one, many = (WindowLoader(data, B, 11, lanes=lanes) for B in (1, 3))
+    for _ in range(size // 33):
+        batch = next(many)
+        assert same(
+            batch, [torch.cat(parts) for parts in zip(*(next(one) for _ in range(3)), strict=True)]
+        )
+        rows += torch.cat([batch.inputs, batch.targets[:, -1:]], 1).tolist()
+    for i, row in enumerate(rows):
+        begin = (i % lanes) * apart + (i // lanes) * 11
+        assert row == [stream[(begin + k) % size] for k in range(12)]
+    again = WindowLoader(data, 3, 11, lanes=lanes)
+    again.load_state_dict(json.loads(json.dumps(many.state_dict())))
+    assert same(next(again), next(many))
+    with pytest.raises(ValueError, match="lanes"):
+        WindowLoader(data, 3, 11, lanes=lanes + 1).load_state_dict(many.state_dict())
+    with pytest.raises(ValueError, match="one place at least"):
+        WindowLoader(data, 3, 11, lanes=0)
+
+
 def plain_packing(texts, size, capacity):
     """Rows by best fit, as it is described: a list, searched from the front."""
     waiting, taken = [], 0

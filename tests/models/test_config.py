@@ -16,14 +16,37 @@ from kalman_attention import (
 from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.plan import format_plan, parse_plan
 from kalman_attention.models.presets import PRESETS
+from kalman_attention.models.sizes import model_size
 
 COUNTS = {
     "kla-45m": 45_309_104,
     "kla-180m": 180_636_560,
     "gpt-45m": 45_229_440,
     "gpt-180m": 179_853_184,
+    "mamba-45m": 44_991_852,
+    "mamba-180m": 179_852_200,
+    "gdn-45m": 44_832_592,
+    "gdn-180m": 180_920_584,
     "gpt+kla-45m": 45_293_184,
     "gpt+kla-180m": 180_001_920,
+    "gpt+mamba-45m": 45_197_952,
+    "gpt+mamba-180m": 181_155_968,
+    "gpt+gdn-45m": 45_386_188,
+    "gpt+gdn-180m": 180_691_932,
+    "kla-nano": 1_355_392,
+    "gpt-nano": 1_355_760,
+    "mamba-nano": 1_354_041,
+    "gdn-nano": 1_344_140,
+    "gpt+kla-nano": 1_365_392,
+    "gpt+mamba-nano": 1_367_632,
+    "gpt+gdn-nano": 1_370_580,
+    "kla-micro": 1_998_832,
+    "gpt-micro": 2_001_168,
+    "mamba-micro": 2_021_920,
+    "gdn-micro": 1_991_332,
+    "gpt+kla-micro": 2_013_552,
+    "gpt+mamba-micro": 2_026_800,
+    "gpt+gdn-micro": 2_006_396,
 }
 
 
@@ -52,15 +75,42 @@ def test_bad_plans(plan):
         parse_plan(plan)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [name for name in PRESETS if name[-2].isdigit()])
 def test_presets_have_the_published_sizes(name):
-    with torch.device("meta"):
-        model = LanguageModel(name)
-    assert model.num_parameters() == COUNTS[name]
-    published = 45e6 if name.endswith("45m") else 180e6
-    assert abs(model.num_parameters() / published - 1.0) < 0.03
+    published = 45e6 if name.endswith("-45m") else 180e6
+    assert count(name) == COUNTS[name]
+    assert abs(count(name) / published - 1.0) < 0.01
     assert preset(name).vocab_size == 32_768
     assert len(preset(name).layers) == 12
+
+
+def count(name):
+    with torch.device("meta"):
+        return LanguageModel(name).num_parameters()
+
+
+@pytest.mark.parametrize("size", ["nano", "micro"])
+def test_small_presets_are_equal_in_parameters(size):
+    names = [name for name in PRESETS if name.endswith(f"-{size}")]
+    counts = {name: count(name) for name in names}
+    assert counts == {name: COUNTS[name] for name in names}
+    assert max(counts.values()) / min(counts.values()) < 1.02
+    assert {len(preset(name).layers) for name in names} == {4}
+    assert preset(size) is PRESETS[f"kla-{size}"]
+
+
+def test_every_size_has_every_model():
+    models = {"kla", "gpt", "mamba", "gdn", "gpt+kla", "gpt+mamba", "gpt+gdn"}
+    sizes = {"nano", "micro", "45m", "180m"}
+    assert set(PRESETS) == {f"{model}-{size}" for model in models for size in sizes}
+
+
+def test_memory_of_the_blocks_is_close_to_that_of_kla():
+    for size in ("nano", "micro", "45m", "180m"):
+        ours = model_size(preset(f"kla-{size}")).mixers[0].state
+        for name in ("mamba", "gdn"):
+            theirs = model_size(preset(f"{name}-{size}")).mixers[0].state
+            assert abs(theirs / ours - 1.0) < 0.15
 
 
 def test_which_form_of_the_layer_meets_the_published_sizes():

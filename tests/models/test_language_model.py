@@ -141,6 +141,31 @@ def test_embeddings_instead_of_tokens():
         model(ids, states=(None,))
 
 
+def test_an_embedding_that_is_stored_in_bfloat16(tmp_path):
+    model = small("kla + attention", embedding_std=1.0)
+    model.embedding.bfloat16()
+    full = small("kla + attention", embedding_std=1.0)
+    with torch.no_grad():
+        full.embedding.weight.copy_(model.embedding.weight)
+    tokens = torch.zeros(4, 512, dtype=torch.long)  # one row of the table, 2,048 times
+    for each in (model, full):
+        each.loss(tokens, tokens).backward()
+    assert torch.equal(model.blocks[0].norm.weight.grad, full.blocks[0].norm.weight.grad)
+    # Summed in float32 and rounded once; in bfloat16 the sum would stall after some hundred terms.
+    assert model.embedding.weight.grad.dtype == torch.bfloat16
+    assert torch.equal(model.embedding.weight.grad, full.embedding.weight.grad.bfloat16())
+    save_model(model, tmp_path)
+    model, again = model.eval(), load_model(tmp_path).eval()
+    assert again.embedding.weight.dtype == torch.bfloat16
+    found = again(text(2, 7))
+    assert torch.equal(found.logits, model(text(2, 7)).logits)
+    states = again.init_states(2)
+    for token in text(2, 7).T:
+        last = again.step(token, states)
+        states = last.states
+    assert torch.allclose(last.logits, found.logits[:, -1], atol=1e-5)
+
+
 def test_only_some_logits():
     model, ids = small(), text(2, 6)
     whole = model(ids).logits

@@ -29,3 +29,17 @@ def test_decode_speed(tmp_path):
     figure = plot_decode_speed([128, 256], {"kla": [1.0, 1.0], "attention": [1.0, 2.0]})
     assert len(figure.axes[0].lines) == 2
     figure.savefig(tmp_path / "a.png")
+
+
+def test_pretraining_curve():
+    from kalman_attention.plots.pretraining import plot_pretraining
+
+    records = [
+        {"kind": "train", "step": 10, "loss": 5.0},
+        {"kind": "train", "step": 20, "loss": None},
+        {"kind": "eval", "step": 20, "loss": 4.0, "bits_per_byte": 2.0},
+    ]
+    figure = plot_pretraining(records, 1_000_000, title="kla-nano")
+    loss, bits = figure.axes
+    assert loss.lines[0].get_xydata().tolist() == [[10.0, 5.0]]
+    assert bits.lines[0].get_xydata().tolist() == [[20.0, 2.0]]

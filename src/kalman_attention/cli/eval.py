@@ -19,10 +19,21 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
-    parser.add_argument("checkpoint", type=Path, help="folder with model and tokenizer")
+    parser.add_argument(
+        "checkpoint",
+        type=Path,
+        nargs="?",
+        help="folder with model and tokenizer (default: the newest pretraining run)",
+    )
     parser.add_argument("--tokenizer", type=Path, help="where the tokenizer is, if not there")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--tasks", nargs="+", default=list(BENCHMARKS), metavar="TASK")
+    parser.add_argument(
+        "--tasks",
+        nargs="*",
+        metavar="TASK",
+        help="zero-shot tasks, all eight if none is named; pretraining runs are scored by bits per "
+        "byte unless this or --data is given",
+    )
     parser.add_argument("--data", type=Path, help="folder with local task files (else: the hub)")
     parser.add_argument("--limit", type=int, help="only the first so many items (the paper: 500)")
     parser.add_argument(
@@ -45,15 +56,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="write the result as JSON")
 
 
+_MORE = """
+The paper's eight zero-shot tasks need their data:
+  kla eval {0} --data DIR    from local files (docs/evaluation.md says which)
+  kla eval {0} --tasks       fetched from the hub"""
+
+
 def run(args: argparse.Namespace) -> int:
     """Score and print; write JSON if asked."""
-    from kalman_attention.evaluation.checkpoint import load_checkpoint
+    from kalman_attention.evaluation.checkpoint import load_checkpoint, newest_run, trained_on
 
+    if args.checkpoint is None:
+        args.checkpoint = newest_run()
+    wants_tasks = args.tasks is not None or args.data is not None
+    shards = None
+    if not (wants_tasks or args.text or args.shards):
+        args.shards = shards = trained_on(args.checkpoint)
+        if shards is not None and not shards.is_dir():
+            raise ValueError(
+                f"{args.checkpoint} was trained on {shards}, which is no longer there. Say where "
+                "it is with --shards, or score a text with --text."
+            )
     if args.out and not args.out.parent.is_dir():
         args.out.parent.mkdir(parents=True)
     found = load_checkpoint(args.checkpoint, tokenizer=args.tokenizer, device=args.device)
     result = _texts(args, found) if args.text or args.shards else _tasks(args, found)
     result = {"checkpoint": str(args.checkpoint), **result}
+    if shards is not None:
+        print(_MORE.format(args.checkpoint))
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n")
         print(f"\nwritten: {args.out}")
@@ -78,7 +108,9 @@ def _tasks(args: argparse.Namespace, found: "Checkpoint") -> dict[str, Any]:
         seed=args.seed,
         report=Progress("scoring", None, "requests").update,
     )
-    result = evaluate_zero_shot(harness, args.tasks, data=args.data, limit=args.limit)
+    result = evaluate_zero_shot(
+        harness, args.tasks or list(BENCHMARKS), data=args.data, limit=args.limit
+    )
     settings = ", ".join(f"{name} {value}" for name, value in result["settings"].items())
     print(f"{args.checkpoint}: {settings}\n")
     print(score_table(result["tasks"]))

@@ -23,7 +23,12 @@ _RESET = "\x1b[0m"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
-    parser.add_argument("checkpoint", type=Path, help="folder with model and tokenizer")
+    parser.add_argument(
+        "checkpoint",
+        type=Path,
+        nargs="?",
+        help="folder with model and tokenizer (default: the newest pretraining run, and no prompt)",
+    )
     parser.add_argument("prompt", nargs="?", help="text to continue; - or none: standard input")
     parser.add_argument("--tokenizer", type=Path, help="where the tokenizer is, if not there")
     parser.add_argument("--max-tokens", type=int, default=200)
@@ -44,10 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the prompt and its continuation, token by token."""
-    from kalman_attention.evaluation.checkpoint import load_checkpoint
+    from kalman_attention.evaluation.checkpoint import load_checkpoint, newest_run
     from kalman_attention.models.generation import Sampling, stream
 
     _check(args)
+    if args.checkpoint is None:
+        args.checkpoint, args.prompt = newest_run(), ""
     samples = args.samples or (10 if args.uncertainty in ("aleatoric", "epistemic") else 0)
     model, tokenizer = load_checkpoint(
         args.checkpoint, tokenizer=args.tokenizer, device=args.device

@@ -10,6 +10,7 @@ from kalman_attention.cli import (
     data,
     demo,
     generate,
+    pretrain,
     report,
     reproduce,
     sizes,
@@ -38,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = argparse.ArgumentParser(
         prog="kla",
-        description="Kalman linear attention: check, demonstrate, prepare, evaluate, measure.",
+        description="Kalman linear attention: check, demonstrate, train, evaluate, measure.",
     )
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     for verb in (
@@ -49,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
         reproduce,
         report,
         data,
+        pretrain,
         evaluate,
         generate,
         bench,

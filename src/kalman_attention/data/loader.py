@@ -177,18 +177,27 @@ class _Loader:
 
 
 class WindowLoader(_Loader):
-    """Loader A: documents one after the other, cut into windows; arguments as for both.
+    """Loader A: documents one after the other, cut into windows; arguments as for both, and lanes.
 
-    Consecutive rows of a batch, and consecutive batches, go on where the row before ended.
+    With one lane, rows and batches go on where the row before ended. With n lanes the text is read
+    at n places at once, evenly apart: a row goes on where the n-th row before it ended, so that n
+    rows in sequence, say of one update, are from as many places and not from one document.
     """
 
     kind = "windows"
 
-    def __init__(self, data: ShardedTokens, batch_size: int, seq_len: int, **options: Any) -> None:
+    def __init__(
+        self, data: ShardedTokens, batch_size: int, seq_len: int, *, lanes: int = 1, **options: Any
+    ) -> None:
         super().__init__(data, batch_size, seq_len, **options)
+        if lanes < 1:
+            raise ValueError(f"the text is read at one place at least, not at {lanes}.")
         sizes = [len(stretch) for stretch in self._documents.stretches]
         self._ends = np.cumsum(sizes)
-        self._place = 0
+        self._place = 0  # tokens read, of all lanes together
+        self._lanes = lanes
+        if lanes > 1:
+            self._about |= {"lanes": lanes, "seq_len": seq_len}
 
     @property
     def epoch(self) -> int:
@@ -197,9 +206,16 @@ class WindowLoader(_Loader):
 
     def _rows(self) -> Tokens:
         B, T = self.batch_size, self.seq_len
-        flat = self._read(self._place, B * T + 1)
-        self._place += B * T
+        begin, self._place = self._place, self._place + B * T
+        if self._lanes > 1:
+            return np.stack([self._read(self._start(begin // T + i), T + 1) for i in range(B)])
+        flat = self._read(begin, B * T + 1)
         return np.lib.stride_tricks.sliding_window_view(flat, T + 1)[::T]
+
+    def _start(self, row: int) -> int:
+        """Where a row begins."""
+        turn, lane = divmod(row, self._lanes)
+        return lane * (int(self._ends[-1]) // self._lanes) + turn * self.seq_len
 
     def _read(self, place: int, count: int) -> Tokens:
         """So many tokens from a place on, over the borders of groups and epochs."""

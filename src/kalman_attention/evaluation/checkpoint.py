@@ -1,7 +1,8 @@
 """A checkpoint: a folder with a model and the tokenizer it was trained with.
 
 The model is ``config.json`` and ``model.safetensors``, as ``save_model`` or HuggingFace's
-``save_pretrained`` write them; the tokenizer is what ``Tokenizer.save`` writes beside them.
+``save_pretrained`` write them; the tokenizer is what ``Tokenizer.save`` writes beside them. The
+folder of a pretraining run is one when it has finished; before that its newest checkpoint is used.
 """
 
 import json
@@ -12,6 +13,11 @@ from typing import NamedTuple
 from kalman_attention.data.tokenizer import Tokenizer
 from kalman_attention.models.language_model import LanguageModel
 from kalman_attention.models.storage import CONFIG, load_model, save_model
+
+RUNS = Path("runs/pretrain")
+"""Where pretraining runs are unless told otherwise."""
+RUN = "pretrain.json"
+"""What a run folder says of itself."""
 
 
 class Checkpoint(NamedTuple):
@@ -38,14 +44,13 @@ def load_checkpoint(
     """Read a checkpoint, native or HuggingFace's, ready to predict.
 
     Args:
-        folder: what ``save_checkpoint`` or ``save_pretrained`` wrote.
+        folder: what ``save_checkpoint`` or ``save_pretrained`` wrote, or a pretraining run.
         tokenizer: where the tokenizer is, if not in the same folder.
         device: where the model goes.
     """
-    folder = Path(folder)
-    if not (folder / CONFIG).is_file():
-        raise ValueError(f"{folder} is no checkpoint: it holds no {CONFIG}.")
-    found = Tokenizer.load(folder if tokenizer is None else tokenizer)
+    where = Path(folder)
+    folder = _model_folder(where)
+    found = Tokenizer.load(where if tokenizer is None else tokenizer)
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     if config.get("model_type") == "kla":
         model = _from_hf(folder).to(device)
@@ -57,6 +62,36 @@ def load_checkpoint(
             f"{model.config.vocab_size:,}: it was trained with another tokenizer."
         )
     return Checkpoint(model.eval(), found)
+
+
+def newest_run(runs: Path = RUNS) -> Path:
+    """The pretraining run that was written to last."""
+    found = [path.parent for path in runs.glob(f"*/{RUN}")]
+    if not found:
+        raise ValueError(
+            f"there is no pretraining run in {runs}: name a checkpoint, or train one with `kla "
+            "pretrain nano`."
+        )
+    return max(found, key=lambda run: max(file.lstat().st_mtime for file in run.iterdir()))
+
+
+def trained_on(folder: Path) -> Path | None:
+    """The folder of shards that a pretraining run says it was trained on; None if it is no run."""
+    if not (folder / RUN).is_file():
+        return None
+    origin = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    return Path(origin["data"]["folder"])
+
+
+def _model_folder(folder: Path) -> Path:
+    """Where the model is: in the folder itself, or in the newest checkpoint of a run."""
+    stored = sorted(folder.glob("checkpoints/step-*"))
+    for place in (folder, *stored[-1:]):
+        if (place / CONFIG).is_file():
+            return place
+    raise ValueError(
+        f"{folder} is no checkpoint: it holds no {CONFIG}, nor is it a pretraining run."
+    )
 
 
 def _from_hf(folder: Path) -> LanguageModel:

@@ -87,7 +87,7 @@ def attention_maps(
     chosen = blocks[block]
     if not isinstance(chosen.mixer, KLA):
         raise ValueError(f"block {block} is an attention block: it has no Kalman attention map.")
-    x = model.embedding(input_ids)
+    x = model.embed(input_ids)
     for each in blocks:
         if each is chosen:
             break

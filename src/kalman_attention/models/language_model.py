@@ -71,6 +71,17 @@ class LanguageModel(BlockStack):
         for block in self.stack():
             block.scale_residuals(1.0 / math.sqrt(branches))
 
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Embeddings of tokens, ``[..., d_model]``, in the dtype that the blocks compute in.
+
+        The table may be stored in a shorter dtype than the rest of the model. Its gradient is then
+        still summed in the dtype of the blocks, and rounded once.
+        """
+        table, dtype = self.embedding.weight, self.norm.weight.dtype
+        if torch.is_grad_enabled() and table.requires_grad:
+            return nn.functional.embedding(input_ids, table.to(dtype))
+        return nn.functional.embedding(input_ids, table).to(dtype)
+
     def init_states(self, batch_size: int, *, capacity: int = 0) -> States:
         """One state per block, before the first token.
 
@@ -146,7 +157,7 @@ class LanguageModel(BlockStack):
         return_variances: bool = False,
     ) -> ModelOutput:
         """One token per row, ``[B]``; logits come out as ``[B, vocab_size]``."""
-        x = self.embedding(token)
+        x = self.embed(token)
         sample = self.config.between_blocks == "sample"
         last = len(self.blocks) - 1
         new, variances = [], []
@@ -190,7 +201,7 @@ class LanguageModel(BlockStack):
 
     def read_step(self, token: Tensor, states: States, *, mask: Mask | None = None) -> ModelReadout:
         """``read`` for one token per row, ``[B]``."""
-        x = self.embedding(token)
+        x = self.embed(token)
         sample = self.config.between_blocks == "sample"
         *first, last = self.stack()
         new = []
@@ -360,8 +371,8 @@ class LanguageModel(BlockStack):
             raise ValueError("pass either input_ids or inputs_embeds, one of the two.")
         if inputs_embeds is not None:
             return inputs_embeds
-        x: Tensor = self.embedding(input_ids)
-        return x
+        assert input_ids is not None
+        return self.embed(input_ids)
 
     def _check_states(self, states: States | None) -> States:
         if states is None:

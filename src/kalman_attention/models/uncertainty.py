@@ -123,7 +123,7 @@ def uncertainty(
     generator: torch.Generator | None = None,
 ) -> Uncertainty:
     """Variance, gain and entropies at every token; see ``LanguageModel.uncertainty``."""
-    x = model.embedding(input_ids)
+    x = model.embed(input_ids)
     variances: list[Tensor | None] = []
     gains: list[Tensor | None] = []
     *first, last = model.stack()

@@ -40,3 +40,40 @@ MQAR_KLA_256 = "> 95"
 
 SCALING_CUDA_SPEEDUP = 350
 """``sec:compute-scaling``: CUDA kernel against the recurrent update, T = 2,048, on an A100."""
+
+_PRETRAINING_SHARED = {
+    "layers": "12 blocks",
+    "vocabulary": "32,768",
+    "seq_len": "2,048",
+    "embedding": "base 0.3",
+    "weight_decay": "0.1",
+    "adam": "betas 0.8, 0.95, eps 1e-10",
+    "schedule": "warm-up 0, falls over the last 0.4",
+    "clip": "3.0",
+    "precision": "fp32, embedding bfloat16",
+}
+
+PRETRAINING = {
+    "45m": {
+        **_PRETRAINING_SHARED,
+        "d_model": "496",
+        "parameters": "45M",
+        "tokens": "1.8B",
+        "batch_tokens": "131,072",
+        "hidden": "2.5e-3",
+        "state_space": "2.5e-4",
+    },
+    "180m": {
+        **_PRETRAINING_SHARED,
+        "d_model": "1360",
+        "parameters": "180M",
+        "tokens": "10.9B",
+        "batch_tokens": "524,288",
+        "hidden": "3.0e-3",
+        "state_space": "3.0e-4",
+    },
+}
+"""``tab:lm-pretrain-hparams`` and ``app:lm-details``, as printed."""
+
+KLA_ONLY = ("d_model", "hidden", "state_space")
+"""Of these, what the paper says of KLA alone: rates depend on the width."""

@@ -48,6 +48,16 @@ def test_native_folder_to_transformers_folder_and_back(tmp_path, plan):
         assert torch.equal(again.state_dict()[name], value), name
 
 
+def test_an_embedding_in_bfloat16_becomes_that_of_the_rest(tmp_path):
+    native, ids = native_models.small(), text(2, 6)
+    native.embedding.bfloat16()
+    KLAForCausalLM.from_native(native).save_pretrained(tmp_path)
+    model = KLAForCausalLM.from_pretrained(tmp_path)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert torch.equal(model(ids).logits, native(ids).logits)
+    assert native.embedding.weight.dtype == torch.bfloat16
+
+
 def test_native_views_share_the_weights():
     model, ids = small(tie_word_embeddings=True), text(1, 4)
     view = model.native()

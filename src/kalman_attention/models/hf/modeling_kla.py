@@ -6,6 +6,7 @@ a copy. What is here is only what transformers asks for: its arguments, outputs,
 initialisation and ``generate``.
 """
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -306,6 +307,9 @@ class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
     def from_native(cls, native: LanguageModel, **options: Any) -> "KLAForCausalLM":
         """A native model behind this interface; the modules are shared, nothing is copied.
 
+        Except an embedding that is stored in a shorter dtype than the rest: transformers knows one
+        dtype per model, so it gets a copy in that of the rest.
+
         Args:
             native: the model, as ``kalman_attention.load_model(folder)`` gives it.
             **options: of ``KLAConfig.from_native``.
@@ -313,7 +317,10 @@ class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
         with torch.device("meta"):
             model = cls(KLAConfig.from_native(native.config, **options))
         trunk = model.model
-        trunk.embedding, trunk.blocks, trunk.norm = native.embedding, native.blocks, native.norm
+        dtype = native.norm.weight.dtype
+        same = native.embedding.weight.dtype == dtype
+        trunk.embedding = native.embedding if same else copy.deepcopy(native.embedding).to(dtype)
+        trunk.blocks, trunk.norm = native.blocks, native.norm
         model.lm_head = native.head
         model.train(native.training)
         return model

@@ -1,4 +1,4 @@
-"""What the tests of training share."""
+"""What tests of several parts share."""
 
 import os
 

@@ -1,0 +1,169 @@
+"""Pretraining recipes by name: what is trained, on how many tokens, at which rates.
+
+A recipe has the name of a model preset; the size after the dash decides the rest. 45m and 180m are
+the paper's (``app:lm-details``, ``tab:lm-pretrain-hparams``). What it leaves open is decided here:
+
+- the loader that begins every row with a document (the paper names neither of the two that its
+  source has used), and state that crosses from document to document, as there;
+- rates of head and vectors equal to the hidden rate (``train/optim.py``), weight decay constant,
+  rates that fall to 0;
+- no soft cap on the logits.
+
+nano and micro are ours: the same optimiser and schedule at sizes for two cores, with windows
+instead of packed rows, because few documents of a small corpus fit into a short row.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kalman_attention.models.config import LanguageModelConfig
+from kalman_attention.models.presets import ALIASES, PRESETS, preset
+from kalman_attention.train.config import TrainConfig
+from kalman_attention.train.optim import Rates
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainRecipe:
+    """Everything that defines a pretraining run, besides the data.
+
+    Attributes:
+        model: name of a preset.
+        tokens: to train on, in all; rounded to whole updates.
+        batch_tokens: tokens per update.
+        seq_len: tokens of a row.
+        micro_batch: rows that go through the model at a time; their gradients are added up.
+        loader: ``"packing"``, rows that begin with a document, or ``"window"``, the text cut into
+            rows, those of an update from as many places.
+        reset_state: forget at the borders of documents; otherwise state and attention cross them.
+        loss: of the posterior ``"mean"``, or the ``"marginal"`` likelihood (KLA+).
+        num_samples: posterior samples of the marginal likelihood.
+        rates: base learning rates, at width 768 and 2^19 tokens per update.
+        clip: largest norm of all gradients together.
+        warmup_steps: updates of linear warm-up.
+        warmdown: part of the updates in which the rates fall to 0.
+        embedding_dtype: how the token embedding is stored.
+        dtype: what is computed in; ``"bfloat16"`` is under autocast.
+        gradient_checkpointing: compute blocks again in the backward pass instead of storing them.
+        eval_every: updates between evaluations.
+        eval_tokens: tokens of the validation split that are scored, at most.
+        log_every: updates between lines of training metrics.
+        save_seconds: seconds between checkpoints.
+        threads: threads of torch; None leaves them alone.
+        seed: of the first weights and of posterior samples.
+    """
+
+    model: str
+    tokens: int
+    batch_tokens: int
+    seq_len: int
+    micro_batch: int
+    loader: Literal["packing", "window"] = "packing"
+    reset_state: bool = False
+    loss: Literal["mean", "marginal"] = "mean"
+    num_samples: int = 10
+    rates: Rates = field(default_factory=Rates)
+    clip: float = 3.0
+    warmup_steps: int = 0
+    warmdown: float = 0.4
+    embedding_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    gradient_checkpointing: bool = False
+    eval_every: int = 250
+    eval_tokens: int = 1 << 20
+    log_every: int = 10
+    save_seconds: float = 600.0
+    threads: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "batch_tokens", "seq_len", "micro_batch", "eval_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        rows = self.micro_batch * self.seq_len
+        if self.batch_tokens % rows:
+            near = max(1, round(self.batch_tokens / rows)) * rows
+            raise ValueError(
+                f"an update of {self.batch_tokens:,} tokens is not made of whole micro-batches: "
+                f"{self.micro_batch} rows of {self.seq_len:,} tokens are {rows:,}. The nearest "
+                f"that is: {near:,} tokens per update."
+            )
+        if self.loss == "marginal" and self.config.layers[-1] != "kla":
+            raise ValueError(
+                f"the marginal likelihood needs KLA as the last mixer, and {self.model} ends with "
+                f"{self.config.layers[-1]}. Use the loss of the mean, or a model such as gpt+kla."
+            )
+
+    @property
+    def config(self) -> LanguageModelConfig:
+        """The model, with the vocabulary of its preset."""
+        return preset(self.model)
+
+    @property
+    def size(self) -> str:
+        """What stands after the dash: ``nano``, ``micro``, ``45m`` or ``180m``."""
+        return self.model.rpartition("-")[2]
+
+    @property
+    def steps(self) -> int:
+        """Number of updates."""
+        return max(1, round(self.tokens / self.batch_tokens))
+
+    @property
+    def accumulate(self) -> int:
+        """Micro-batches per update, of all processes together."""
+        return self.batch_tokens // (self.micro_batch * self.seq_len)
+
+    def training(self) -> TrainConfig:
+        """The part that is for the training loop."""
+        return TrainConfig(
+            max_steps=self.steps,
+            clip=self.clip,
+            schedule="trapezoidal",
+            warmup_steps=self.warmup_steps,
+            decay_fraction=self.warmdown,
+            accumulate=self.accumulate,
+            eval_every=self.eval_every,
+            log_every=self.log_every,
+            save_seconds=self.save_seconds,
+            monitor="bits_per_byte",
+            mode="min",
+            seed=self.seed,
+            dtype=self.dtype,
+            threads=self.threads,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a dictionary of plain values."""
+        return dataclasses.asdict(self)
+
+
+_PAPER: dict[str, Any] = {"seq_len": 2048}
+_SMALL: dict[str, Any] = {
+    "batch_tokens": 1 << 13,
+    "seq_len": 256,
+    "micro_batch": 32,
+    "loader": "window",
+    "save_seconds": 60.0,
+}
+_SIZES: dict[str, dict[str, Any]] = {
+    "nano": {**_SMALL, "tokens": 2_000_000, "eval_every": 60, "eval_tokens": 1 << 16},
+    "micro": {**_SMALL, "tokens": 20_000_000, "eval_every": 200, "eval_tokens": 1 << 18},
+    "45m": {**_PAPER, "tokens": 1_800_000_000, "batch_tokens": 1 << 17, "micro_batch": 16},
+    "180m": {**_PAPER, "tokens": 10_900_000_000, "batch_tokens": 1 << 19, "micro_batch": 8},
+}
+
+RECIPES = (*PRESETS, *ALIASES)
+"""Names of all recipes."""
+
+
+def recipe(name: str, **changes: Any) -> PretrainRecipe:
+    """A recipe by its name.
+
+    Args:
+        name: of a preset; ``nano`` and ``micro`` mean those of KLA.
+        changes: fields of ``PretrainRecipe`` that are to differ.
+    """
+    preset(name)  # an unknown name is an error that lists the known ones
+    full = ALIASES.get(name, name)
+    return PretrainRecipe(**{"model": full, **_SIZES[full.rpartition("-")[2]], **changes})

@@ -1,0 +1,211 @@
+"""Pretraining: from a recipe and a folder of shards to a trained model.
+
+The parts (model, batches, loss, parameter groups, evaluation) are functions of their own, so that
+they can be taken apart and put together otherwise.
+"""
+
+import dataclasses
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kalman_attention.data.files import sha256
+from kalman_attention.data.loader import Batch, PackingLoader, WindowLoader
+from kalman_attention.data.shards import INDEX, TRAIN, ShardedTokens
+from kalman_attention.evaluation.checkpoint import RUN, save_checkpoint
+from kalman_attention.evaluation.validation import validation_bits
+from kalman_attention.models.config import LanguageModelConfig
+from kalman_attention.models.files import write_atomically
+from kalman_attention.models.language_model import LanguageModel
+from kalman_attention.recipes.machine import about
+from kalman_attention.recipes.pretrain import PretrainRecipe
+from kalman_attention.train.checkpoint import checkpoints
+from kalman_attention.train.loop import fit
+from kalman_attention.train.objective import Evaluate, Loss
+from kalman_attention.train.optim import param_groups
+from kalman_attention.train.result import Result
+
+SUMMARY = "summary.json"
+
+_SIGNIFICANT = ("seq_len", "batch_tokens", "loader", "reset_state", "loss", "num_samples")
+
+
+def model_config(recipe: PretrainRecipe, vocab_size: int | None = None) -> LanguageModelConfig:
+    """The model of a recipe, with the vocabulary of the data if that is known."""
+    config = recipe.config
+    return dataclasses.replace(config, vocab_size=vocab_size or config.vocab_size)
+
+
+def build_model(
+    recipe: PretrainRecipe, vocab_size: int | None = None, *, device: str = "cpu"
+) -> LanguageModel:
+    """The model with its first weights, which depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model = LanguageModel(model_config(recipe, vocab_size))
+    model.embedding.to(getattr(torch, recipe.embedding_dtype))
+    model.gradient_checkpointing = recipe.gradient_checkpointing
+    return model.to(device)
+
+
+def build_loader(
+    recipe: PretrainRecipe, data: ShardedTokens, *, rank: int = 0, world_size: int = 1
+) -> WindowLoader | PackingLoader:
+    """Micro-batches of the training split, or of the part of one rank."""
+    sizes, part = (recipe.micro_batch, recipe.seq_len), {"rank": rank, "world_size": world_size}
+    if recipe.loader == "packing":
+        return PackingLoader(data, *sizes, split=TRAIN, **part)
+    lanes = max(1, recipe.batch_tokens // (recipe.seq_len * world_size))
+    return WindowLoader(data, *sizes, lanes=lanes, split=TRAIN, **part)
+
+
+def build_loss(recipe: PretrainRecipe) -> Loss:
+    """The loss of a micro-batch."""
+
+    def loss(model: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
+        inputs, targets, borders = batch.packed() if recipe.reset_state else (*batch[:2], None)
+        assert isinstance(model, LanguageModel)
+        return model.loss(
+            inputs,
+            targets,
+            kind=recipe.loss,
+            num_samples=recipe.num_samples,
+            generator=generator,
+            cu_seqlens=borders,
+        )
+
+    return loss
+
+
+def build_groups(recipe: PretrainRecipe, model: nn.Module) -> list[dict[str, Any]]:
+    """Parameter groups with the rates of the recipe, scaled by width and batch."""
+    return param_groups(
+        model,
+        d_model=recipe.config.d_model,
+        batch_tokens=recipe.batch_tokens,
+        rates=recipe.rates,
+    )
+
+
+def build_evaluation(recipe: PretrainRecipe, data: ShardedTokens) -> Evaluate:
+    """Bits per byte of the validation split."""
+    return validation_bits(
+        data,
+        seq_len=recipe.seq_len,
+        batch_size=recipe.micro_batch,
+        tokens=recipe.eval_tokens,
+        reset_state=recipe.reset_state,
+    )
+
+
+def pretrain(
+    recipe: PretrainRecipe,
+    data: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    *,
+    device: str = "cpu",
+    progress: bool = True,
+    tensorboard: bool = False,
+    command: str | None = None,
+) -> Result:
+    """Pretrain, or go on where the folder says; the folder is then a checkpoint with a tokenizer.
+
+    Args:
+        recipe: what to train and how.
+        data: what ``kla data`` wrote.
+        folder: of the run.
+        device: where the model is trained.
+        progress: show how it goes, on standard error.
+        tensorboard: also write for TensorBoard.
+        command: how to continue after an interruption; None for the command that was run.
+
+    Returns:
+        ``Result`` of the training loop.
+    """
+    shards, folder = ShardedTokens(data), Path(folder)
+    shards.check()  # a few seconds for what would cost hours
+    tokenizer = shards.tokenizer()
+    model = build_model(recipe, tokenizer.vocab_size, device=device)
+    try:
+        if not checkpoints(folder / "checkpoints"):
+            folder.mkdir(parents=True, exist_ok=True)
+            tokenizer.save(folder)
+            _write_json(folder / RUN, _origin(recipe, shards))
+        result = fit(
+            model,
+            build_loader(recipe, shards),
+            build_loss(recipe),
+            recipe.training(),
+            folder=folder,
+            evaluate=build_evaluation(recipe, shards),
+            groups=build_groups(recipe, model),
+            about=_identity(recipe, shards),
+            progress=progress,
+            tensorboard=tensorboard,
+            command=command,
+        )
+        save_checkpoint(model, tokenizer, folder)
+        _write_json(folder / SUMMARY, summary(recipe, model, result))
+    except OSError as error:
+        told = _explained(error, folder)
+        if told is error:
+            raise
+        raise told from error
+    return result
+
+
+def summary(recipe: PretrainRecipe, model: LanguageModel, result: Result) -> dict[str, Any]:
+    """What a finished run has reached, and what it cost."""
+    records = result.history
+    last = [record for record in records if record["kind"] == "eval"][-1]
+    seconds, tokens = records[-1]["seconds"], result.step * recipe.batch_tokens
+    assert result.best is not None
+    return {
+        "model": recipe.model,
+        "parameters": model.num_parameters(),
+        "steps": result.step,
+        "tokens": tokens,
+        "bits_per_byte": last["bits_per_byte"],
+        "loss": last["loss"],
+        "best_bits_per_byte": result.best.value,
+        "best_step": result.best.step,
+        "hours": seconds / 3600,
+        "tokens_per_second": tokens / seconds,
+        "seed": recipe.seed,
+        "about": about(),
+    }
+
+
+def _origin(recipe: PretrainRecipe, shards: ShardedTokens) -> dict[str, Any]:
+    """What the run folder says of itself, for people and for ``kla eval``."""
+    data = {"folder": str(shards.folder.resolve()), "index": sha256(shards.folder / INDEX)}
+    return {"recipe": recipe.to_dict(), "data": data, "about": about()}
+
+
+def _identity(recipe: PretrainRecipe, shards: ShardedTokens) -> dict[str, Any]:
+    """What must be equal when the run is resumed, besides weights, groups and schedule."""
+    chosen = {name: getattr(recipe, name) for name in _SIGNIFICANT}
+    return {**chosen, "data": sha256(shards.folder / INDEX), "tokenizer": shards.index.tokenizer}
+
+
+def _write_json(path: Path, data: dict[str, Any]) -> None:
+    write_atomically(path, (json.dumps(data, indent=1) + "\n").encode())
+
+
+def _explained(error: OSError, folder: Path) -> OSError:
+    """What a full disk means for the run; other errors speak for themselves."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if not full or "the disk is full" in str(error):
+        return error
+    kept = checkpoints(folder / "checkpoints")
+    state = f"{kept[0]} is whole" if kept else "nothing was trained yet"
+    return OSError(
+        error.errno,
+        f"the disk is full ({error.strerror}), in {folder}; {state}. Make room and run the same "
+        "command again, it goes on from there",
+    )
