@@ -36,6 +36,15 @@ KLA_LANE FilterStep<V> filter_step(V a, V p, V phi, V b, V s, V mu) {
   return {s_new, m + s_new * e, r, e};
 }
 
+// The belief after a token and nothing else: a quotient where filter_step has a reciprocal and a product.
+template <class V>
+KLA_LANE void filter_next(V a, V p, V phi, V b, V& s, V& mu) {
+  V P = a * (a * s) + p;
+  V m = a * mu;
+  s = P / (1 + phi * P);
+  mu = m + s * innovation(phi, b, m);
+}
+
 template <class V>
 struct FilterGrad {
   V dmu, ds;  // adjoints of the belief before the token
