@@ -62,6 +62,20 @@ KLA_LANE FilterGrad<V> filter_adjoint(V a, V s, V mu, const FilterStep<V>& next,
   return {a * g, a * a_dP, mu * g + s * (a_dP + a_dP), dP, next.s * dmu, dphi};
 }
 
+// filter_adjoint over stored steps, in fewer products. (s, mu) is the belief after the token, c = a r and e
+// are those of its step, and u = s ds + mu dmu. What is missing follows at the end of the walk, summed over the
+// beliefs before the tokens: a da = sum (mu dmu + 2 s ds) and a^2 dp = sum ds.
+template <class V>
+struct WalkGrad {
+  V dmu, ds;  // adjoints of the belief before the token
+  V db, dphi;
+};
+
+template <class V>
+KLA_LANE WalkGrad<V> walk_back(V c, V e, V s, V u, V dmu, V ds) {
+  return {c * dmu, c * (c * (ds + e * dmu)), s * dmu, -(s * u)};
+}
+
 // A stretch of tokens as one linear map of (x, w, u), where s = x / w and mu = u / w: the matrix
 // ((xx, xw, 0), (wx, ww, 0), (ux, uw, uu)) of filtering/projective.py. Only its directions count, so it
 // may be scaled freely.

@@ -171,12 +171,10 @@ struct Kalman {
           T* lane = x + w * L;
           const T *now = at + w * L, *after = now + step;
           const V s = load(after + kPathS * X), mu = load(after + kPathMu * X);
-          const V c = load(now + kPathC * X), e = load(now + kPathE * X);
           V ds = load(lane + kDs * X), dmu = load(lane + kDmu * X);
-          const V mu_dmu = mu * dmu, s_ds = s * ds, both = mu_dmu + s_ds;
-          store(lane + kDa * X, load(lane + kDa * X) + (both + s_ds));
-          const V dy_mu = dy[w] * mu;
-          V u = both + qn * dy_mu;
+          const V mu_dmu = mu * dmu, s_ds = s * ds, dy_mu = dy[w] * mu;
+          store(lane + kDa * X, load(lane + kDa * X) + ((mu_dmu + s_ds) + s_ds));
+          V u = (mu_dmu + s_ds) + qn * dy_mu;
           dq += dy_mu;
           dmu += qn * dy[w];
           if (VAR) {
@@ -185,41 +183,41 @@ struct Kalman {
             dq += (2 * qn) * dy_s;
             ds += (qn * qn) * dy_var[w];
           }
-          const V db = s * dmu, dphi = -(s * u);
-          const V h = ds + e * dmu;
-          ds = c * (c * h);
-          store(lane + kDmu * X, c * dmu);
-          store(lane + kDs * X, ds);
-          store(lane + kDp * X, load(lane + kDp * X) + ds);
-          acc_v[w] += kn * db;
-          acc_lam[w] += k2n * dphi;
-          lv_db += lv[w] * db;
-          lam_dphi += lam_v[w] * dphi;
+          const auto g = walk_back<V>(load(now + kPathC * X), load(now + kPathE * X), s, u, dmu, ds);
+          store(lane + kDmu * X, g.dmu);
+          store(lane + kDs * X, g.ds);
+          store(lane + kDp * X, load(lane + kDp * X) + g.ds);
+          acc_v[w] += kn * g.db;
+          acc_lam[w] += k2n * g.dphi;
+          lv_db += lv[w] * g.db;
+          lam_dphi += lam_v[w] * g.dphi;
         }
         sums.add_slot(slot + n, first, lv_db + 2 * kn * lam_dphi, dq);
       }
-      // The first term of da belongs to the token after the chunk, which has counted it.
+      // The belief after the chunk is the one before the next: there its part of da is counted.
       if (j == in.count - 1)
         for (int64_t n = 0; n < slots; ++n) memset(state.at(d, n0 + n, kDa), 0, X * sizeof(T));
       sums.template store_token<W>(j, d, n1 == in.N, acc_v, acc_lam, v, lam_v, rows);
     }
-    if (in.count) finish<T, W>(state, d, n0, slots, path);
+    if (in.count) finish_dynamics<T, W>(state, d, n0, slots, path);
   }
 
+  // Adds the first belief of the chunk to da and divides da and dp by the powers of a that they carry. The
+  // chunk was walked with a tiny a in place of 0, which leaves one factor too many in the adjoints.
   template <class T, int W>
-  static void finish(const Tiles<T, W>& state, int64_t d, int64_t n0, int64_t slots, const T* path) {
+  static void finish_dynamics(const Tiles<T, W>& state, int64_t d, int64_t n0, int64_t slots, const T* path) {
     using V = Vec<T>;
     constexpr int L = kLanes<T>, X = W * L;
     for (int64_t n = 0; n < slots; ++n, path += kPathFields * X)
       for (int w = 0; w < W; ++w) {
         T* lane = state.at(d, n0 + n, 0) + w * L;
-        const V a = load(lane + kANonzero * X), is = load(lane + kA * X) / a;
+        const V a = load(lane + kANonzero * X), ratio = load(lane + kA * X) / a;
         const V dmu = load(lane + kDmu * X), ds = load(lane + kDs * X);
-        const V s_ds = load(path + w * L + kPathS * X) * ds, mu_dmu = load(path + w * L + kPathMu * X) * dmu;
+        const V mu_dmu = load(path + kPathMu * X + w * L) * dmu, s_ds = load(path + kPathS * X + w * L) * ds;
         store(lane + kDa * X, (load(lane + kDa * X) + (mu_dmu + 2 * s_ds)) / a);
         store(lane + kDp * X, load(lane + kDp * X) / a / a);
-        store(lane + kDmu * X, is * dmu);
-        store(lane + kDs * X, is * (is * ds));
+        store(lane + kDmu * X, ratio * dmu);
+        store(lane + kDs * X, ratio * (ratio * ds));
       }
   }
 };

@@ -1,5 +1,5 @@
-// The table of slot counts that have code of their own. A core loop whose trip count is known is unrolled
-// and addresses the fields of every slot by a constant; all other counts share one general loop.
+// The table of slot counts that have core loops of their own, with a constant trip count; all others share
+// a general loop. W is the width of a tile, 4 for one or two slots (kernel.cpp).
 #ifndef KLA_CPU_SLOTS_H
 #define KLA_CPU_SLOTS_H
 

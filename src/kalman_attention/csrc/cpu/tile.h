@@ -86,7 +86,7 @@ struct Tiles {
 };
 
 // A chunk replayed for one tile and a block of slots, [chunk + 1, slots, 4, lanes of a tile]: the belief
-// before each token and what filter_step found besides the next one.
+// before each token, and c = a r and e of its step.
 enum PathField { kPathS, kPathMu, kPathC, kPathE, kPathFields };
 
 // What the adjoint of a group collects over slots, tiles and tokens.
