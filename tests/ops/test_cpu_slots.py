@@ -1,4 +1,4 @@
-"""The native engine for every number of slots, and for decays by which its adjoint cannot divide."""
+"""The native engine for every number of slots, and for decays that its adjoint cannot divide by."""
 
 import pytest
 import torch
