@@ -36,6 +36,15 @@ KLA_LANE FilterStep<V> filter_step(V a, V p, V phi, V b, V s, V mu) {
   return {s_new, m + s_new * e, r, e};
 }
 
+// The belief after a token and nothing else: a quotient where filter_step has a reciprocal and a product.
+template <class V>
+KLA_LANE void filter_next(V a, V p, V phi, V b, V& s, V& mu) {
+  V P = a * (a * s) + p;
+  V m = a * mu;
+  s = P / (1 + phi * P);
+  mu = m + s * innovation(phi, b, m);
+}
+
 template <class V>
 struct FilterGrad {
   V dmu, ds;  // adjoints of the belief before the token
@@ -51,6 +60,20 @@ KLA_LANE FilterGrad<V> filter_adjoint(V a, V s, V mu, const FilterStep<V>& next,
   V a_dP = a * dP;
   V dphi = -(next.s * (next.s * ds + next.mu * dmu));
   return {a * g, a * a_dP, mu * g + s * (a_dP + a_dP), dP, next.s * dmu, dphi};
+}
+
+// filter_adjoint over stored steps, in fewer products. (s, mu) is the belief after the token, c = a r and e
+// are those of its step, and u = s ds + mu dmu. What is missing follows at the end of the walk, summed over the
+// beliefs before the tokens: a da = sum (mu dmu + 2 s ds) and a^2 dp = sum ds.
+template <class V>
+struct WalkGrad {
+  V dmu, ds;  // adjoints of the belief before the token
+  V db, dphi;
+};
+
+template <class V>
+KLA_LANE WalkGrad<V> walk_back(V c, V e, V s, V u, V dmu, V ds) {
+  return {c * dmu, c * (c * (ds + e * dmu)), s * dmu, -(s * u)};
 }
 
 // A stretch of tokens as one linear map of (x, w, u), where s = x / w and mu = u / w: the matrix

@@ -12,18 +12,46 @@ namespace KLA_ISA_NAMESPACE {
 // Slots replayed at a time: enough chains to hide latency, few enough for the trajectory to stay close.
 constexpr int64_t kSlotBlock = 16;
 
+// Copies of the rows that cannot be used where they are.
+template <class T>
+struct ChannelCopies {
+  T *dy, *dy_var, *dv, *dlam_v;  // [chunk, pitch]
+
+  ChannelCopies(Arena& arena, int64_t tokens, int64_t pitch) {
+    for (T** x : {&dy, &dy_var, &dv, &dlam_v}) *x = arena.take<T>(tokens * pitch);
+  }
+
+  ChannelRows<T> rows(const Scan& p, const kla_scan_grads& g, const Stage<T>& in, const Row& row, int64_t d0,
+                      int64_t tile) const {
+    return {in.read_channels(p.v, row, d0, tile, in.v),
+            in.read_channels(p.lam_v, row, d0, tile, in.lam_v),
+            in.read_channels(g.dy, row, d0, tile, dy),
+            in.read_channels(g.dy_var, row, d0, tile, dy_var),
+            in.write_channels(p, row, d0, tile, g.dv, p.v.dtype, dv),
+            in.write_channels(p, row, d0, tile, g.dlam_v, p.lam_v.dtype, dlam_v)};
+  }
+
+  void store(const Scan& p, const kla_scan_grads& g, const Stage<T>& in, const Row& row, int64_t d0,
+             const ChannelRows<T>& rows) const {
+    if (rows.dv.data == dv) in.store_channels(p, row, d0, dv, g.dv, p.v.dtype);
+    if (rows.dlam_v.data == dlam_v) in.store_channels(p, row, d0, dlam_v, g.dlam_v, p.lam_v.dtype);
+  }
+};
+
 template <class T, int W>
 struct BackwardScratch {
   Stage<T> in;
   Tiles<T, W> state;
   Sums<T> sums;
+  ChannelCopies<T> copies;
   T* path;
   T* slot_sums;
 
   BackwardScratch(Arena& arena, const Scan& p, const Groups& groups)
       : in(arena, groups.pitch(), p.N, p.T),
         state(arena, p.N, kBackwardFields, groups.width),
-        sums(arena, std::min<int64_t>(p.T, KLA_CHUNK), p.N, in.pitch) {
+        sums(arena, std::min<int64_t>(p.T, KLA_CHUNK), p.N, W * kLanes<T>),
+        copies(arena, std::min<int64_t>(p.T, KLA_CHUNK), in.pitch) {
     const int64_t tokens = std::min<int64_t>(p.T, KLA_CHUNK);
     path = arena.take<T>((tokens + 1) * std::min(p.N, kSlotBlock) * kPathFields * W * kLanes<T>);
     slot_sums = arena.take<T>(tokens * p.N + kLanes<T>);
@@ -64,31 +92,24 @@ struct Backward {
 
   using Scratch = BackwardScratch<T, W>;
 
-  void adjoint_unit(int64_t begin, int64_t end, Scratch& x) const {
+  void adjoint_unit(int64_t begin, int64_t end, const ChannelRows<T>& rows, Scratch& x) const {
     for (int64_t d = begin; d < end; d += W * kLanes<T>)
       for (int64_t n0 = 0; n0 < p.N; n0 += kSlotBlock) {
         const int64_t n1 = std::min(p.N, n0 + kSlotBlock);
-        const bool first = d == begin;
-        M::template replay<T, W>(x.in, x.state, d, n0, n1, x.path);
-        if constexpr (M::kHasVariance) {
-          if (g.dy_var.data) {
-            M::template adjoint<T, W, true>(x.in, x.state, d, n0, n1, x.path, first, x.sums);
-            continue;
-          }
-        }
-        M::template adjoint<T, W, false>(x.in, x.state, d, n0, n1, x.path, first, x.sums);
+        with_slots<W>(n1 - n0, [&](auto slots) {
+          if constexpr (slots <= kSlotBlock) adjoint_tile<slots>(rows, d, n0, n1, d == begin, x);
+        });
       }
   }
 
-  // dv = lam_v acc_v and dlam_v = acc_lam + v acc_v, in place.
-  void store_token_grads(const Row& row, int64_t d0, Scratch& x) const {
-    T *acc_v = x.sums.acc_v, *acc_lam = x.sums.acc_lam;
-    for (int64_t i = 0; i < x.in.count * x.in.pitch; ++i) {
-      acc_lam[i] += x.in.v[i] * acc_v[i];
-      acc_v[i] *= x.in.lam_v[i];
-    }
-    x.in.store_channels(p, row, d0, acc_v, g.dv, p.v.dtype);
-    x.in.store_channels(p, row, d0, acc_lam, g.dlam_v, p.lam_v.dtype);
+  template <int SLOTS>
+  void adjoint_tile(const ChannelRows<T>& rows, int64_t d, int64_t n0, int64_t n1, bool first,
+                    Scratch& x) const {
+    M::template replay<T, W, SLOTS>(x.in, rows, x.state, d, n0, n1, x.path);
+    if (M::kHasVariance && g.dy_var.data)
+      M::template adjoint<T, W, M::kHasVariance, SLOTS>(x.in, rows, x.state, d, n0, n1, x.path, first, x.sums);
+    else
+      M::template adjoint<T, W, false, SLOTS>(x.in, rows, x.state, d, n0, n1, x.path, first, x.sums);
   }
 
   // Adds up the lanes of the slot sums and files them under the tokens of the wave.
@@ -112,19 +133,26 @@ struct Backward {
       x.state.load(kS, state_row<T>(p.checkpoints, p, num_chunks(p) + chunk), p.D, d0, size);
     x.state.load(kDa, nullptr, p.D, d0, size);
     x.state.load(kDp, nullptr, p.D, d0, size);
-    x.in.load_chunk(p, row, c, d0, size);
-    x.in.load_channels(g.dy, row, d0, x.sums.dy);
-    if (g.dy_var.data) x.in.load_channels(g.dy_var, row, d0, x.sums.dy_var);
+    x.in.begin_chunk(p, row, c, size);
+    const ChannelRows<T> rows = x.copies.rows(p, g, x.in, row, d0, W * kLanes<T>);
     const int64_t token = waves.offset(wave, r) + c * KLA_CHUNK - wave.begin();
     for (int64_t d = 0; d < size; d += groups.unit) {
-      adjoint_unit(d, std::min(size, d + groups.unit), x);
+      adjoint_unit(d, std::min(size, d + groups.unit), rows, x);
       const int64_t at = ((d0 + d) / groups.unit * partials->tokens + token) * p.N;
       store_slot_sums(x.sums.dk, x, partials->dk + at);
       store_slot_sums(x.sums.dq, x, partials->dq + at);
     }
-    store_token_grads(row, d0, x);
+    x.copies.store(p, g, x.in, row, d0, rows);
     x.state.add_to(kDa, partials->da + (r - wave.r0) * nd, p.D, d0, size);
     if (M::kHasVariance) x.state.add_to(kDp, partials->dp + (r - wave.r0) * nd, p.D, d0, size);
+  }
+
+  void clear_dynamics(int64_t row, int64_t d0, int64_t size) const {
+    for (int64_t n = 0; n < p.N; ++n)
+      for (double* sum : {partials->da, partials->dp}) {
+        double* x = sum + (row * p.N + n) * p.D + d0;
+        std::fill(x, x + size, 0.0);
+      }
   }
 
   void task(const Wave& wave, int64_t r, int64_t group, Scratch& x) const {
@@ -139,8 +167,10 @@ struct Backward {
       x.state.store(field, state_row<T>(dst, p, r), p.D, d0, size);
     };
     const bool last = end == row.chunks();  // nothing of this row has been walked yet
+    if (last) clear_dynamics(r - wave.r0, d0, size);
     read(kA, p.a_bar, 0);
     read(kP, p.p_bar, 0);
+    x.state.copy_nonzero(kA, kANonzero, size);
     read(kDmu, last ? g.dmean : g.dmean_0, r);
     read(kDs, last ? g.dvariance : g.dvariance_0, r);
     for (int64_t c = end - 1; c >= wave.c0; --c) backward_chunk(wave, row, r, group, c, x);
@@ -169,13 +199,17 @@ struct Backward {
     });
   }
 
+  // Sums over rows, in order; a task takes one slot.
   void reduce_dynamics(int64_t rows) const {
     const int64_t nd = p.N * p.D;
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t i = 0; i < nd; ++i) {
-        partials->da_total[i] += partials->da[r * nd + i];
-        if (M::kHasVariance) partials->dp_total[i] += partials->dp[r * nd + i];
-      }
+    auto reduce = [&](int64_t n, int) {
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t i = n * p.D; i < (n + 1) * p.D; ++i) {
+          partials->da_total[i] += partials->da[r * nd + i];
+          if (M::kHasVariance) partials->dp_total[i] += partials->dp[r * nd + i];
+        }
+    };
+    parallel_for(threads, p.pool, p.N, reduce);
   }
 
   void store_dynamics() const {
@@ -215,8 +249,6 @@ struct Backward {
     std::fill(sums.dp_total, sums.dp_total + nd, 0.0);
     for (int64_t r0 = 0, r1; r0 < p.R; r0 = r1) {
       r1 = waves.rows_end(r0);
-      std::fill(sums.da, sums.da + (r1 - r0) * nd, 0.0);
-      std::fill(sums.dp, sums.dp + (r1 - r0) * nd, 0.0);
       const int64_t chunks = waves.chunks(r0, r1), slice = waves.slice(r0, r1);
       int64_t c0 = chunks == 0 ? 0 : (chunks - 1) / slice * slice;
       for (; c0 >= 0; c0 -= slice)

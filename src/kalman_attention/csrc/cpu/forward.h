@@ -3,6 +3,7 @@
 #define KLA_CPU_FORWARD_H
 
 #include "parallel.h"
+#include "slots.h"
 #include "stage.h"
 #include "tile.h"
 
@@ -38,15 +39,13 @@ void forward_chunk(const Scan& p, const Row& row, int64_t c, int64_t d0, int64_t
   const auto lam_v = x.in.read_channels(p.lam_v, row, d0, kTile, x.in.lam_v);
   const auto y = x.in.write_channels(p, row, d0, kTile, p.y, p.v.dtype, x.y);
   const auto y_var = x.in.write_channels(p, row, d0, kTile, p.y_var, p.v.dtype, x.y_var);
-  for (int64_t d = 0; d < size; d += kTile) {
-    if constexpr (M::kHasVariance) {
-      if (p.y_var) {
-        M::template forward<T, W, true>(x.in, v, lam_v, x.state, d, y, y_var);
-        continue;
-      }
+  const bool variance = M::kHasVariance && p.y_var;
+  with_slots<W>(p.N, [&](auto slots) {
+    for (int64_t d = 0; d < size; d += kTile) {
+      if (variance) M::template forward<T, W, M::kHasVariance, slots>(x.in, v, lam_v, x.state, d, y, y_var);
+      else M::template forward<T, W, false, slots>(x.in, v, lam_v, x.state, d, y, y_var);
     }
-    M::template forward<T, W, false>(x.in, v, lam_v, x.state, d, y, y_var);
-  }
+  });
   if (y.data == x.y) x.in.store_channels(p, row, d0, x.y, p.y, p.v.dtype);
   if (p.y_var && y_var.data == x.y_var) x.in.store_channels(p, row, d0, x.y_var, p.y_var, p.v.dtype);
 }

@@ -14,35 +14,36 @@ struct Kalman {
 
   // Time outside, slots inside: N * W independent chains hide the latency of the division, and the
   // state of a tile stays in L1.
-  template <class T, int W, bool VAR>
+  template <class T, int W, bool VAR, int SLOTS>
   static void forward(const Stage<T>& in, Rows<const T> v, Rows<const T> lam, const Tiles<T, W>& state,
                       int64_t d, Rows<T> y, Rows<T> y_var) {
     using V = Vec<T>;
     constexpr int L = kLanes<T>, X = W * L;
+    const int64_t slots = SLOTS ? SLOTS : in.N;
     for (int64_t j = 0; j < in.count; ++j) {
       V lam_v[W], lv[W], y_acc[W], var_acc[W];
       for (int w = 0; w < W; ++w) {
-        lam_v[w] = load_any<V>(lam.data + j * lam.pitch + d + w * L);
-        lv[w] = lam_v[w] * load_any<V>(v.data + j * v.pitch + d + w * L);
+        lam_v[w] = load_any<V>(lam.at(j, d + w * L));
+        lv[w] = lam_v[w] * load_any<V>(v.at(j, d + w * L));
         y_acc[w] = var_acc[w] = V{};
       }
       const T *k = in.k + j * in.N, *k2 = in.k2 + j * in.N, *q = in.q + j * in.N;
       T* x = state.tile(d);
-      for (int64_t n = 0; n < in.N; ++n, x += kForwardFields * X) {
+      for (int64_t n = 0; n < slots; ++n, x += kForwardFields * X) {
         const V kn = splat(k[n]), k2n = splat(k2[n]), qn = splat(q[n]);
         for (int w = 0; w < W; ++w) {
           T* lane = x + w * L;
-          const auto next = filter_step<V>(load(lane + kA * X), load(lane + kP * X), k2n * lam_v[w],
-                                           kn * lv[w], load(lane + kS * X), load(lane + kMu * X));
-          store(lane + kS * X, next.s);
-          store(lane + kMu * X, next.mu);
-          y_acc[w] += qn * next.mu;
-          if (VAR) var_acc[w] += (qn * qn) * next.s;
+          V s = load(lane + kS * X), mu = load(lane + kMu * X);
+          filter_next<V>(load(lane + kA * X), load(lane + kP * X), k2n * lam_v[w], kn * lv[w], s, mu);
+          store(lane + kS * X, s);
+          store(lane + kMu * X, mu);
+          y_acc[w] += qn * mu;
+          if (VAR) var_acc[w] += (qn * qn) * s;
         }
       }
       for (int w = 0; w < W; ++w) {
-        store_any(y.data + j * y.pitch + d + w * L, y_acc[w]);
-        if (VAR) store_any(y_var.data + j * y_var.pitch + d + w * L, var_acc[w]);
+        store_any(y.at(j, d + w * L), y_acc[w]);
+        if (VAR) store_any(y_var.at(j, d + w * L), var_acc[w]);
       }
     }
   }
@@ -104,35 +105,37 @@ struct Kalman {
   }
 
   // Repeats the forward steps of slots [n0, n1) and keeps what the adjoint needs of each.
-  template <class T, int W>
-  static void replay(const Stage<T>& in, const Tiles<T, W>& state, int64_t d, int64_t n0, int64_t n1,
-                     T* path) {
+  template <class T, int W, int SLOTS>
+  static void replay(const Stage<T>& in, const ChannelRows<T>& rows, const Tiles<T, W>& state, int64_t d,
+                     int64_t n0, int64_t n1, T* path) {
     using V = Vec<T>;
     constexpr int L = kLanes<T>, X = W * L;
-    const int64_t step = (n1 - n0) * kPathFields * X;
-    for (int64_t n = n0; n < n1; ++n) {
-      T* first = path + (n - n0) * kPathFields * X;
-      memcpy(first + kPathS * X, state.at(d, n, kS), X * sizeof(T));
-      memcpy(first + kPathMu * X, state.at(d, n, kMu), X * sizeof(T));
+    const int64_t slots = SLOTS ? SLOTS : n1 - n0, step = slots * kPathFields * X;
+    for (int64_t n = 0; n < slots; ++n) {
+      T* first = path + n * kPathFields * X;
+      memcpy(first + kPathS * X, state.at(d, n0 + n, kS), X * sizeof(T));
+      memcpy(first + kPathMu * X, state.at(d, n0 + n, kMu), X * sizeof(T));
     }
     for (int64_t j = 0; j < in.count; ++j, path += step) {
       V lam_v[W], lv[W];
       for (int w = 0; w < W; ++w) {
-        lam_v[w] = load(in.lam_v + j * in.pitch + d + w * L);
-        lv[w] = load(in.lv + j * in.pitch + d + w * L);
+        lam_v[w] = load_any<V>(rows.lam_v.at(j, d + w * L));
+        lv[w] = lam_v[w] * load_any<V>(rows.v.at(j, d + w * L));
       }
-      const T *k = in.k + j * in.N, *k2 = in.k2 + j * in.N, *x = state.at(d, n0, 0);
+      rows.prefetch_replay(j, d + X);
+      const T *k = in.k + j * in.N + n0, *k2 = in.k2 + j * in.N + n0, *x = state.at(d, n0, 0);
       T* at = path;
-      for (int64_t n = n0; n < n1; ++n, x += kBackwardFields * X, at += kPathFields * X) {
+      for (int64_t n = 0; n < slots; ++n, x += kBackwardFields * X, at += kPathFields * X) {
         const V kn = splat(k[n]), k2n = splat(k2[n]);
         for (int w = 0; w < W; ++w) {
           const T* lane = x + w * L;
           T *now = at + w * L, *after = now + step;
-          const auto next = filter_step<V>(load(lane + kA * X), load(lane + kP * X), k2n * lam_v[w],
-                                           kn * lv[w], load(now + kPathS * X), load(now + kPathMu * X));
+          const V a = load(lane + kANonzero * X);
+          const auto next = filter_step<V>(a, load(lane + kP * X), k2n * lam_v[w], kn * lv[w],
+                                           load(now + kPathS * X), load(now + kPathMu * X));
           store(after + kPathS * X, next.s);
           store(after + kPathMu * X, next.mu);
-          store(now + kPathR * X, next.r);
+          store(now + kPathC * X, a * next.r);
           store(now + kPathE * X, next.e);
         }
       }
@@ -141,57 +144,81 @@ struct Kalman {
 
   // Walks the chunk backwards. acc_v collects sum_n k db, acc_lam sum_n k^2 dphi; dv and dlam_v follow
   // from them once all slots are in. `first` is set for the first tile of a unit.
-  template <class T, int W, bool VAR>
-  static void adjoint(const Stage<T>& in, const Tiles<T, W>& state, int64_t d, int64_t n0, int64_t n1,
-                      const T* path, bool first, Sums<T>& sums) {
+  template <class T, int W, bool VAR, int SLOTS>
+  static void adjoint(const Stage<T>& in, const ChannelRows<T>& rows, const Tiles<T, W>& state, int64_t d,
+                      int64_t n0, int64_t n1, const T* path, bool first, Sums<T>& sums) {
     using V = Vec<T>;
     constexpr int L = kLanes<T>, X = W * L;
-    const int64_t step = (n1 - n0) * kPathFields * X;
+    const int64_t slots = SLOTS ? SLOTS : n1 - n0, step = slots * kPathFields * X;
     for (int64_t j = in.count - 1; j >= 0; --j) {
-      const int64_t row = j * in.pitch + d;
-      V lam_v[W], lv[W], dy[W], dy_var[W], acc_v[W], acc_lam[W];
+      V v[W], lam_v[W], lv[W], dy[W], dy_var[W], acc_v[W], acc_lam[W];
       for (int w = 0; w < W; ++w) {
-        lam_v[w] = load(in.lam_v + row + w * L);
-        lv[w] = load(in.lv + row + w * L);
-        dy[w] = load(sums.dy + row + w * L);
-        dy_var[w] = VAR ? load(sums.dy_var + row + w * L) : V{};
-        acc_v[w] = n0 ? load(sums.acc_v + row + w * L) : V{};
-        acc_lam[w] = n0 ? load(sums.acc_lam + row + w * L) : V{};
+        v[w] = load_any<V>(rows.v.at(j, d + w * L));
+        lam_v[w] = load_any<V>(rows.lam_v.at(j, d + w * L));
+        lv[w] = lam_v[w] * v[w];
+        dy[w] = load_any<V>(rows.dy.at(j, d + w * L));
+        dy_var[w] = VAR ? load_any<V>(rows.dy_var.at(j, d + w * L)) : V{};
       }
-      const T *k = in.k + j * in.N, *k2 = in.k2 + j * in.N, *q = in.q + j * in.N;
-      const T* at = path + j * step;
+      rows.prefetch_adjoint(j, d + X);
+      sums.template load_token<W>(j, n0, acc_v, acc_lam);
+      const int64_t slot = j * in.N + n0;
+      const T *k = in.k + slot, *k2 = in.k2 + slot, *q = in.q + slot, *at = path + j * step;
       T* x = state.at(d, n0, 0);
-      for (int64_t n = n0; n < n1; ++n, x += kBackwardFields * X, at += kPathFields * X) {
+      for (int64_t n = 0; n < slots; ++n, x += kBackwardFields * X, at += kPathFields * X) {
         const V kn = splat(k[n]), k2n = splat(k2[n]), qn = splat(q[n]);
         V lv_db{}, lam_dphi{}, dq{};
         for (int w = 0; w < W; ++w) {
           T* lane = x + w * L;
           const T *now = at + w * L, *after = now + step;
-          const FilterStep<V> next{load(after + kPathS * X), load(after + kPathMu * X),
-                                   load(now + kPathR * X), load(now + kPathE * X)};
-          const V dmu = load(lane + kDmu * X) + qn * dy[w];
-          V ds = load(lane + kDs * X);
-          if (VAR) ds += (qn * qn) * dy_var[w];
-          const auto g = filter_adjoint<V>(load(lane + kA * X), load(now + kPathS * X),
-                                           load(now + kPathMu * X), next, dmu, ds);
+          const V s = load(after + kPathS * X), mu = load(after + kPathMu * X);
+          V ds = load(lane + kDs * X), dmu = load(lane + kDmu * X);
+          const V mu_dmu = mu * dmu, s_ds = s * ds, dy_mu = dy[w] * mu;
+          store(lane + kDa * X, load(lane + kDa * X) + ((mu_dmu + s_ds) + s_ds));
+          V u = (mu_dmu + s_ds) + qn * dy_mu;
+          dq += dy_mu;
+          dmu += qn * dy[w];
+          if (VAR) {
+            const V dy_s = dy_var[w] * s;
+            u += (qn * qn) * dy_s;
+            dq += (2 * qn) * dy_s;
+            ds += (qn * qn) * dy_var[w];
+          }
+          const auto g = walk_back<V>(load(now + kPathC * X), load(now + kPathE * X), s, u, dmu, ds);
           store(lane + kDmu * X, g.dmu);
           store(lane + kDs * X, g.ds);
-          store(lane + kDa * X, load(lane + kDa * X) + g.da);
-          store(lane + kDp * X, load(lane + kDp * X) + g.dp);
+          store(lane + kDp * X, load(lane + kDp * X) + g.ds);
           acc_v[w] += kn * g.db;
           acc_lam[w] += k2n * g.dphi;
           lv_db += lv[w] * g.db;
           lam_dphi += lam_v[w] * g.dphi;
-          dq += dy[w] * next.mu;
-          if (VAR) dq += (2 * qn) * (dy_var[w] * next.s);
         }
-        sums.add_slot(j * in.N + n, first, lv_db + 2 * kn * lam_dphi, dq);
+        sums.add_slot(slot + n, first, lv_db + 2 * kn * lam_dphi, dq);
       }
-      for (int w = 0; w < W; ++w) {
-        store(sums.acc_v + row + w * L, acc_v[w]);
-        store(sums.acc_lam + row + w * L, acc_lam[w]);
-      }
+      // The belief after the chunk is the one before the next: there its part of da is counted.
+      if (j == in.count - 1)
+        for (int64_t n = 0; n < slots; ++n) memset(state.at(d, n0 + n, kDa), 0, X * sizeof(T));
+      sums.template store_token<W>(j, d, n1 == in.N, acc_v, acc_lam, v, lam_v, rows);
     }
+    if (in.count) finish_dynamics<T, W>(state, d, n0, slots, path);
+  }
+
+  // Adds the first belief of the chunk to da and divides da and dp by the powers of a that they carry. The
+  // chunk was walked with a tiny a in place of 0, which leaves one factor too many in the adjoints.
+  template <class T, int W>
+  static void finish_dynamics(const Tiles<T, W>& state, int64_t d, int64_t n0, int64_t slots, const T* path) {
+    using V = Vec<T>;
+    constexpr int L = kLanes<T>, X = W * L;
+    for (int64_t n = 0; n < slots; ++n, path += kPathFields * X)
+      for (int w = 0; w < W; ++w) {
+        T* lane = state.at(d, n0 + n, 0) + w * L;
+        const V a = load(lane + kANonzero * X), ratio = load(lane + kA * X) / a;
+        const V dmu = load(lane + kDmu * X), ds = load(lane + kDs * X);
+        const V mu_dmu = load(path + kPathMu * X + w * L) * dmu, s_ds = load(path + kPathS * X + w * L) * ds;
+        store(lane + kDa * X, (load(lane + kDa * X) + (mu_dmu + 2 * s_ds)) / a);
+        store(lane + kDp * X, load(lane + kDp * X) / a / a);
+        store(lane + kDmu * X, ratio * dmu);
+        store(lane + kDs * X, ratio * (ratio * ds));
+      }
   }
 };
 

@@ -13,21 +13,22 @@ namespace KLA_ISA_NAMESPACE {
 struct Linear {
   static constexpr bool kHasVariance = false;
 
-  template <class T, int W, bool>
+  template <class T, int W, bool, int SLOTS>
   static void forward(const Stage<T>& in, Rows<const T> v, Rows<const T> lam, const Tiles<T, W>& state,
                       int64_t d, Rows<T> y, Rows<T>) {
     using V = Vec<T>;
     constexpr int L = kLanes<T>, X = W * L;
+    const int64_t slots = SLOTS ? SLOTS : in.N;
     for (int64_t j = 0; j < in.count; ++j) {
       V dt[W], dt_x[W], y_acc[W];
       for (int w = 0; w < W; ++w) {
-        dt[w] = load_any<V>(lam.data + j * lam.pitch + d + w * L);
-        dt_x[w] = dt[w] * load_any<V>(v.data + j * v.pitch + d + w * L);
+        dt[w] = load_any<V>(lam.at(j, d + w * L));
+        dt_x[w] = dt[w] * load_any<V>(v.at(j, d + w * L));
         y_acc[w] = V{};
       }
       const T *b = in.k + j * in.N, *c = in.q + j * in.N;
       T* x = state.tile(d);
-      for (int64_t n = 0; n < in.N; ++n, x += kForwardFields * X) {
+      for (int64_t n = 0; n < slots; ++n, x += kForwardFields * X) {
         const V bn = splat(b[n]), cn = splat(c[n]);
         for (int w = 0; w < W; ++w) {
           T* lane = x + w * L;
@@ -37,7 +38,7 @@ struct Linear {
           y_acc[w] += cn * h;
         }
       }
-      for (int w = 0; w < W; ++w) store_any(y.data + j * y.pitch + d + w * L, y_acc[w]);
+      for (int w = 0; w < W; ++w) store_any(y.at(j, d + w * L), y_acc[w]);
     }
   }
 
@@ -74,70 +75,74 @@ struct Linear {
   }
 
   // Keeps h before each token and the decay of the token.
-  template <class T, int W>
-  static void replay(const Stage<T>& in, const Tiles<T, W>& state, int64_t d, int64_t n0, int64_t n1,
-                     T* path) {
+  template <class T, int W, int SLOTS>
+  static void replay(const Stage<T>& in, const ChannelRows<T>& rows, const Tiles<T, W>& state, int64_t d,
+                     int64_t n0, int64_t n1, T* path) {
     using V = Vec<T>;
     constexpr int L = kLanes<T>, X = W * L;
-    const int64_t step = (n1 - n0) * kPathFields * X;
-    for (int64_t n = n0; n < n1; ++n)
-      memcpy(path + ((n - n0) * kPathFields + kPathMu) * X, state.at(d, n, kMu), X * sizeof(T));
+    const int64_t slots = SLOTS ? SLOTS : n1 - n0, step = slots * kPathFields * X;
+    for (int64_t n = 0; n < slots; ++n)
+      memcpy(path + (n * kPathFields + kPathMu) * X, state.at(d, n0 + n, kMu), X * sizeof(T));
     for (int64_t j = 0; j < in.count; ++j, path += step) {
-      const int64_t row = j * in.pitch + d;
-      const T *b = in.k + j * in.N, *x = state.at(d, n0, 0);
+      V dt[W], dt_x[W];
+      for (int w = 0; w < W; ++w) {
+        dt[w] = load_any<V>(rows.lam_v.at(j, d + w * L));
+        dt_x[w] = dt[w] * load_any<V>(rows.v.at(j, d + w * L));
+      }
+      rows.prefetch_replay(j, d + X);
+      const T *b = in.k + j * in.N + n0, *x = state.at(d, n0, 0);
       T* at = path;
-      for (int64_t n = n0; n < n1; ++n, x += kBackwardFields * X, at += kPathFields * X) {
+      for (int64_t n = 0; n < slots; ++n, x += kBackwardFields * X, at += kPathFields * X) {
         const V bn = splat(b[n]);
         for (int w = 0; w < W; ++w) {
           T *now = at + w * L, *after = now + step;
-          const V dt = load(in.lam_v + row + w * L), dt_x = load(in.lv + row + w * L);
-          const V decay = exp<T>(dt * load(x + w * L + kA * X));
-          store(after + kPathMu * X, decay * load(now + kPathMu * X) + bn * dt_x);
-          store(now + kPathR * X, decay);
+          const V decay = exp<T>(dt[w] * load(x + w * L + kA * X));
+          store(after + kPathMu * X, decay * load(now + kPathMu * X) + bn * dt_x[w]);
+          store(now + kPathC * X, decay);
         }
       }
     }
   }
 
   // acc_v collects sum_n B dh', acc_lam the part of ddt that comes through the decay.
-  template <class T, int W, bool>
-  static void adjoint(const Stage<T>& in, const Tiles<T, W>& state, int64_t d, int64_t n0, int64_t n1,
-                      const T* path, bool first, Sums<T>& sums) {
+  template <class T, int W, bool, int SLOTS>
+  static void adjoint(const Stage<T>& in, const ChannelRows<T>& rows, const Tiles<T, W>& state, int64_t d,
+                      int64_t n0, int64_t n1, const T* path, bool first, Sums<T>& sums) {
     using V = Vec<T>;
     constexpr int L = kLanes<T>, X = W * L;
-    const int64_t step = (n1 - n0) * kPathFields * X;
+    const int64_t slots = SLOTS ? SLOTS : n1 - n0, step = slots * kPathFields * X;
     for (int64_t j = in.count - 1; j >= 0; --j) {
-      const int64_t row = j * in.pitch + d;
-      V acc_v[W], acc_lam[W];
+      V x_in[W], dt[W], dt_x[W], dy[W], acc_v[W], acc_lam[W];
       for (int w = 0; w < W; ++w) {
-        acc_v[w] = n0 ? load(sums.acc_v + row + w * L) : V{};
-        acc_lam[w] = n0 ? load(sums.acc_lam + row + w * L) : V{};
+        x_in[w] = load_any<V>(rows.v.at(j, d + w * L));
+        dt[w] = load_any<V>(rows.lam_v.at(j, d + w * L));
+        dt_x[w] = dt[w] * x_in[w];
+        dy[w] = load_any<V>(rows.dy.at(j, d + w * L));
       }
-      const T *b = in.k + j * in.N, *c = in.q + j * in.N, *at = path + j * step;
+      rows.prefetch_adjoint(j, d + X);
+      sums.template load_token<W>(j, n0, acc_v, acc_lam);
+      const int64_t slot = j * in.N + n0;
+      const T *b = in.k + slot, *c = in.q + slot, *at = path + j * step;
       T* x = state.at(d, n0, 0);
-      for (int64_t n = n0; n < n1; ++n, x += kBackwardFields * X, at += kPathFields * X) {
+      for (int64_t n = 0; n < slots; ++n, x += kBackwardFields * X, at += kPathFields * X) {
         const V bn = splat(b[n]), cn = splat(c[n]);
         V db{}, dc{};
         for (int w = 0; w < W; ++w) {
           T* lane = x + w * L;
           const T *now = at + w * L, *after = now + step;
-          const V dt = load(in.lam_v + row + w * L), dy = load(sums.dy + row + w * L);
-          const V dh = load(lane + kDmu * X) + cn * dy;
-          const V dh_prev = load(now + kPathR * X) * dh;
+          const V dh = load(lane + kDmu * X) + cn * dy[w];
+          const V dh_prev = load(now + kPathC * X) * dh;
           const V via_decay = load(now + kPathMu * X) * dh_prev;
           store(lane + kDmu * X, dh_prev);
-          store(lane + kDa * X, load(lane + kDa * X) + dt * via_decay);
+          store(lane + kDa * X, load(lane + kDa * X) + dt[w] * via_decay);
           acc_v[w] += bn * dh;
           acc_lam[w] += load(lane + kA * X) * via_decay;
-          db += load(in.lv + row + w * L) * dh;
-          dc += dy * load(after + kPathMu * X);
+          db += dt_x[w] * dh;
+          dc += dy[w] * load(after + kPathMu * X);
         }
-        sums.add_slot(j * in.N + n, first, db, dc);
+        sums.add_slot(slot + n, first, db, dc);
       }
-      for (int w = 0; w < W; ++w) {
-        store(sums.acc_v + row + w * L, acc_v[w]);
-        store(sums.acc_lam + row + w * L, acc_lam[w]);
-      }
+      sums.template store_token<W>(j, d, n1 == in.N, acc_v, acc_lam, x_in, dt, rows);
     }
   }
 };

@@ -14,6 +14,24 @@ template <class T>
 struct Rows {
   T* data;
   int64_t pitch;
+  T* at(int64_t j, int64_t d) const { return data + j * pitch + d; }
+};
+
+// The rows of one chunk in the backward pass.
+template <class T>
+struct ChannelRows {
+  Rows<const T> v, lam_v, dy, dy_var;
+  Rows<T> dv, dlam_v;
+
+  // Rows are pages apart, where no processor looks ahead by itself: each tile asks for the next one. After
+  // the last channel of an array that is an address outside of it, which is harmless.
+  KLA_METHOD void prefetch_replay(int64_t j, int64_t next) const {
+    for (const auto& x : {v, lam_v}) __builtin_prefetch(x.at(j, next), 0, 2);
+  }
+  KLA_METHOD void prefetch_adjoint(int64_t j, int64_t next) const {
+    __builtin_prefetch(dy.at(j, next), 0, 2);
+    for (const auto& x : {dv, dlam_v}) __builtin_prefetch(x.at(j, next), 1, 2);
+  }
 };
 
 template <class T>
@@ -67,7 +85,7 @@ struct Stage {
   }
 
   Rows<const T> read_channels(const kla_array& x, const Row& row, int64_t d0, int64_t tile, T* copy) const {
-    if (in_place(x.dtype, tile))
+    if (x.data && in_place(x.dtype, tile))
       return {static_cast<const T*>(x.data) + row.b * x.stride_b + begin * x.stride_t + d0, x.stride_t};
     load_channels(x, row, d0, copy);
     return {copy, pitch};

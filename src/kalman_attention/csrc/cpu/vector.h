@@ -28,7 +28,8 @@ using Vec = typename Simd<T>::V;
 template <class T>
 constexpr int kLanes = KLA_VECTOR_BYTES / static_cast<int>(sizeof(T));
 
-#define KLA_INLINE static inline __attribute__((always_inline))
+#define KLA_METHOD inline __attribute__((always_inline))
+#define KLA_INLINE static KLA_METHOD
 
 // Scratch arrays are aligned to a cache line and their rows are multiples of a vector.
 template <class T>
