@@ -9,9 +9,9 @@ seven entries: xw = s, uw = mu, ww = 1, wx = J, uu = A, xx = A^2 + s J, ux = A e
 .. math:: s' = s + \frac{A^2 s_0}{1 + J s_0}, \qquad
           \mu' = \mu + \frac{A (\mu_0 + s_0 \eta)}{1 + J s_0}.
 
-All five are bounded by themselves, so nothing has to be divided out, and the two entries that would
-have to be rebuilt from others are never needed. Given the beliefs, the adjoint of a stretch is affine
-and known by four numbers. Both are built forward in time, a token at a time.
+All five are bounded by themselves, so nothing has to be divided out, and the two entries that
+would have to be rebuilt from others are never needed. Given the beliefs, the adjoint of a stretch
+is affine and known by four numbers. Both are built forward in time, a token at a time.
 """
 
 from typing import NamedTuple
@@ -76,8 +76,8 @@ class FilterMap(NamedTuple):
 class AdjointMap(NamedTuple):
     """From gradients by the belief after a stretch to those by the belief before it.
 
-    dmu -> gain dmu + dmu_0 and ds -> gain^2 ds + cross dmu + ds_0, entries ``[..., N, D]``: dmu_0 and
-    ds_0 come from the gradients by the outputs of the stretch.
+    dmu -> gain dmu + dmu_0 and ds -> gain^2 ds + cross dmu + ds_0, entries ``[..., N, D]``: dmu_0
+    and ds_0 come from the gradients by the outputs of the stretch.
     """
 
     gain: Tensor
