@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "plots": ("_typing", "filtering.identities"),
     "recipes": (*_RUNS, "parallel", "train", "evaluation"),
     "cli": (*_RUNS, "parallel", "train", "evaluation", "plots", "recipes", "__init__"),
+    "__main__": ("cli",),
     "__init__": _RUNS,
 }
 """What each part of the package may import, besides itself; ``__init__`` is the public surface."""

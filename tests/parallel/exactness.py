@@ -1,6 +1,7 @@
 """Run by every rank: a split sequence gives the values and gradients of the whole one."""
 
 import itertools
+import os
 
 import torch
 from torch import Tensor
@@ -90,7 +91,7 @@ def scan(ranks: Parallel, T, seed, *, masked=False, variance=True, engine="auto"
 
 
 def check_scans(ranks):
-    for T in (0, 1, 2, 3, 5, 17, 64, 65, 130, 200):
+    for T in (0, 1, 2, 3, 17, 130):
         for seed in (0, 1):
             scan(ranks, T, seed)
         scan(ranks, T, 3, engine="associative", masked=True)
@@ -109,7 +110,7 @@ def gradients(module, group, *, spread):
     return found
 
 
-def layer(ranks, T, seed, *, masked=False, kernel=4, sample=False, **options):
+def layer(ranks, T, seed, *, masked=False, kernel=4, **options):
     group = ranks.sharing
     torch.manual_seed(seed)
     config = KLALayerConfig(d_model=6, d_state=3, conv_kernel=kernel, **options)
@@ -146,8 +147,8 @@ def layer(ranks, T, seed, *, masked=False, kernel=4, sample=False, **options):
 
 def check_layers(ranks):
     for T in (0, 1, 2, 4, 9, 70):
-        for seed in range(3):
-            layer(ranks, T, seed)
+        layer(ranks, T, T)
+        layer(ranks, T, T + 1)
     layer(ranks, 11, 0, masked=True, prior="learned")
     layer(ranks, 30, 1, masked=True, kernel=7)
     layer(ranks, 12, 2, kernel=1)
@@ -205,8 +206,6 @@ def check_refusals(ranks):
 
 def main():
     torch.set_num_threads(1)
-    import os
-
     with from_environment("ddp", context=int(os.environ["WORLD_SIZE"]), timeout=60.0) as ranks:
         check_refusals(ranks)
         check_scans(ranks)

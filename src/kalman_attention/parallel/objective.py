@@ -120,7 +120,7 @@ def _wrap(share: _Share) -> DistributedDataParallel:
     device = next(share.parameters()).device
     ids = None if device.type == "cpu" else [device.index]
     # All ranks have the weights of rank 0 already.
-    return DistributedDataParallel(share, ids, broadcast_buffers=False, init_sync=False)
+    return DistributedDataParallel(share, ids, init_sync=False)
 
 
 def _call(loss: Loss, model: nn.Module, batch: Any, generator: torch.Generator) -> Found:

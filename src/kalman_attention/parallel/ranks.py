@@ -190,9 +190,29 @@ def from_environment(
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
     backend = backend or ("nccl" if device.type == "cuda" else "gloo")
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    _join(backend, timedelta(seconds=timeout))
     try:
         return Parallel(kind, context, device)
     except BaseException:
         dist.destroy_process_group()
         raise
+
+
+def _join(backend: str, timeout: timedelta) -> None:
+    """Meet the other ranks.
+
+    torchrun keeps one store for all restarts, in which a restarted rank would find the addresses
+    of those that died (torch 2.13). On one machine all ranks know how often they were started, so
+    every start can have names of its own; on several they may count differently.
+    """
+    environment = os.environ
+    rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    kept = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not kept or environment.get("LOCAL_WORLD_SIZE") != environment["WORLD_SIZE"]:
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    store = dist.TCPStore(address, port, size, is_master=False, timeout=timeout)
+    start = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    own = dist.PrefixStore(f"start-{start}", store)
+    dist.init_process_group(backend, timeout=timeout, store=own, rank=rank, world_size=size)

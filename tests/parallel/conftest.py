@@ -1,0 +1,3 @@
+"""What the tests of many processes share."""
+
+from tests.train.conftest import no_flush as no_flush
