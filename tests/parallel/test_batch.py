@@ -31,8 +31,14 @@ def test_shares_are_the_batch(rows, ranks):
 
 
 @pytest.mark.parametrize(
-    "batch", [(torch.rand(2), torch.rand(3)), torch.tensor(1.0), {"a": 3}, (torch.rand(2), torch.tensor(1))]
-)  # fmt: skip
+    "batch",
+    [
+        (torch.rand(2), torch.rand(3)),
+        torch.tensor(1.0),
+        {"a": 3},
+        (torch.rand(2), torch.tensor(1)),
+    ],
+)
 def test_what_cannot_be_shared(batch):
     with pytest.raises(ValueError, match="same rows first"):
         share_rows(batch, 0, 2)

@@ -20,11 +20,11 @@ from tests.train.toy import records
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_flush")]
 
 
-def differences(folder, other):
+def differences(folder, other, steps=STEPS):
     """Largest differences of losses and norms between two runs that logged every step."""
     a, b = records(folder), records(other)
     assert [(r["kind"], r["step"]) for r in a] == [(r["kind"], r["step"]) for r in b]
-    assert sum(r["kind"] == "train" for r in a) == STEPS
+    assert sum(r["kind"] == "train" for r in a) == steps
     names = {"loss", "grad_norm", "accuracy", "largest"}
     assert all(x.keys() == y.keys() for x, y in zip(a, b, strict=True))
     return [abs(x[n] - y[n]) for x, y in zip(a, b, strict=True) for n in names & x.keys()]
@@ -64,6 +64,13 @@ def test_the_curve_is_that_of_one_process(runs, name, variant):
 @pytest.mark.parametrize("name", ["fsdp then ddp", "to one", "to four"])
 def test_a_run_goes_on_with_other_ranks(runs, name):
     assert max(differences(runs / "one constant", runs / name)) <= 1e-5
+
+
+@pytest.mark.parametrize("context", [1, 2])
+def test_posterior_samples_are_those_of_the_rank(runs, context):
+    # Ranks draw for themselves, so one process draws others; spread weights change nothing.
+    names = (runs / f"marginal {kind} {context}" for kind in ("ddp", "fsdp"))
+    assert max(differences(*names, steps=4)) <= 1e-12
 
 
 def test_checkpoints_are_those_of_one_process(runs):

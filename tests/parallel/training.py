@@ -45,11 +45,14 @@ def targets_that_differ(tokens):
     return tokens[:, :-1], targets
 
 
-def train(folder, parallel=None, *, seed=0, double=False, loss=None, **options):
+def train(folder, parallel=None, *, seed=0, double=False, loss=None, sample=False, **options):
     """The run of the tests: uneven batches, groups of the paper, tied weights."""
     config = TrainConfig(**{**OPTIONS, **options})
-    model = small("kla*2", seed=seed, tie_embeddings=True, mlp="relu2", embedding_std=0.3)
+    between = "sample" if sample else "mean"
+    model = small("kla*2", seed=seed, tie_embeddings=True, mlp="relu2", embedding_std=0.3,
+                  between_blocks=between)  # fmt: skip
     model = model.double() if double else model
+    model.gradient_checkpointing = sample
     batches = TensorBatches(targets_that_differ(text(18, 12)), batch_size=4, seed=1)
     evaluate = token_evaluation([targets_that_differ(text(4, 12, seed=2))])
     groups = param_groups(model, rates=Rates(embedding=1e-2, eps=1e-8))
@@ -89,6 +92,7 @@ def curves(folder):
         resumes(folder, size)
         if size == 2:
             unison(folder)
+            samples(folder)
 
 
 def resumes(folder, size):
@@ -122,6 +126,15 @@ def unison(folder):
     for kind in ("ddp", "fsdp"):
         with pytest.raises(NonFiniteError, match="update 0"):
             train(folder / f"poison {kind}", Parallel(kind), loss=poisoned)
+
+
+def samples(folder):
+    """KLA+, samples between blocks, recomputed blocks: weights are used outside of ``forward``."""
+    loss = token_loss("marginal", num_samples=2)
+    for kind, context in (("ddp", 1), ("fsdp", 1), ("ddp", 2), ("fsdp", 2)):
+        where = folder / f"marginal {kind} {context}"
+        ranks = Parallel(kind, context)
+        train(where, ranks, double=True, loss=loss, sample=True, max_steps=4, schedule="constant")
 
 
 class OwnLoss:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from kalman_attention.parallel.context import split_sequences, whole_sequences
@@ -212,7 +213,7 @@ def _join(backend: str, timeout: timedelta) -> None:
         dist.init_process_group(backend, timeout=timeout)
         return
     address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-    store = dist.TCPStore(address, port, size, is_master=False, timeout=timeout)
+    store = TCPStore(address, port, size, is_master=False, timeout=timeout)
     start = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
-    own = dist.PrefixStore(f"start-{start}", store)
+    own = PrefixStore(f"start-{start}", store)
     dist.init_process_group(backend, timeout=timeout, store=own, rank=rank, world_size=size)
