@@ -1,14 +1,13 @@
 """Run by every rank: a split sequence gives the values and gradients of the whole one."""
 
 import itertools
-import os
 
 import torch
 from torch import Tensor
 
 from kalman_attention import KLA, KLALayerConfig, KLAState, kla_scan_ref
 from kalman_attention.parallel.context import RankContext, split_sequences
-from kalman_attention.parallel.ranks import Parallel, from_environment
+from kalman_attention.parallel.ranks import Parallel
 from tests.models.small import small, text
 
 TOLERANCE = 1e-12
@@ -204,16 +203,7 @@ def check_refusals(ranks):
         assert "do not divide" in message(lambda: Parallel("ddp", context=3))
 
 
-def main():
-    torch.set_num_threads(1)
-    with from_environment("ddp", context=int(os.environ["WORLD_SIZE"]), timeout=60.0) as ranks:
-        check_refusals(ranks)
-        check_scans(ranks)
-        check_layers(ranks)
-        check_models(ranks)
-        if ranks.main:
-            print("exact")
-
-
-if __name__ == "__main__":
-    main()
+def check(ranks):
+    """Everything, with all ranks sharing every sequence."""
+    for part in (check_refusals, check_scans, check_layers, check_models):
+        part(ranks)

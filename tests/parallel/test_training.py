@@ -1,4 +1,4 @@
-"""Many processes train like one: the same curve, the same checkpoints, killed and resumed."""
+"""Real processes: split sequences are exact, many train like one, killed and resumed."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.parallel.launch import ENVIRONMENT, ROOT, command, torchrun
 from tests.parallel.training import STEPS, VARIANTS, WAYS, train
 from tests.train.toy import records
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_flush")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_flush", "one_thread")]
 
 
 def differences(folder, other, steps=STEPS):
@@ -30,53 +30,21 @@ def differences(folder, other, steps=STEPS):
     return [abs(x[n] - y[n]) for x, y in zip(a, b, strict=True) for n in names & x.keys()]
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """One process, then two, then four, each in every way."""
-    folder = tmp_path_factory.mktemp("runs")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def check_curves(folder, ranks):
+    """Every way of training with so many ranks has the curve of one process."""
     for variant, options in VARIANTS.items():
         train(folder / f"one{variant}", **options)
-    train(folder / "one constant", schedule="constant")
-    for ranks in WAYS:
-        torchrun(ranks, "tests.parallel.training", "curves", folder)
-    train(folder / "to one", schedule="constant", seed=9)
-    torch.set_num_threads(threads)
-    return folder
+        for name, (_, context) in WAYS[ranks].items():
+            if context == 1 or variant != " rows":
+                found = max(differences(folder / f"one{variant}", folder / f"{name}{variant}"))
+                assert found <= (1e-12 if options.get("double") else 1e-5), name + variant
 
 
-CASES = [
-    (name, variant)
-    for ways in WAYS.values()
-    for name, (_, context) in ways.items()
-    for variant in VARIANTS
-    if context == 1 or variant != " rows"
-]
-
-
-@pytest.mark.parametrize(("name", "variant"), CASES)
-def test_the_curve_is_that_of_one_process(runs, name, variant):
-    found = max(differences(runs / f"one{variant}", runs / f"{name}{variant}"))
-    assert found <= (1e-12 if VARIANTS[variant].get("double") else 1e-5)
-
-
-@pytest.mark.parametrize("name", ["fsdp then ddp", "to one", "to four"])
-def test_a_run_goes_on_with_other_ranks(runs, name):
-    assert max(differences(runs / "one constant", runs / name)) <= 1e-5
-
-
-@pytest.mark.parametrize("context", [1, 2])
-def test_posterior_samples_are_those_of_the_rank(runs, context):
-    # Ranks draw for themselves, so one process draws others; spread weights change nothing.
-    names = (runs / f"marginal {kind} {context}" for kind in ("ddp", "fsdp"))
-    assert max(differences(*names, steps=4)) <= 1e-12
-
-
-def test_checkpoints_are_those_of_one_process(runs):
-    one = runs / "one accumulated" / "last"
-    for name in ("ddp accumulated", "fsdp accumulated", "fsdp, data 2 x context 2 accumulated"):
-        last = runs / name / "last"
+def check_checkpoints(folder, names):
+    """Whole tensors, under the names that one process gives them."""
+    one = folder / "one accumulated" / "last"
+    for name in names:
+        last = folder / f"{name} accumulated" / "last"
         assert read_checkpoint(last.resolve()).step == STEPS
         assert sorted(p.name for p in last.iterdir()) == sorted(p.name for p in one.iterdir())
         for file in ("model.safetensors", "optimiser.safetensors"):
@@ -88,20 +56,43 @@ def test_checkpoints_are_those_of_one_process(runs):
         assert load_model(last).head.weight.shape == (37, 16)
 
 
-def test_a_signal_to_one_rank_stops_all(runs):
-    assert records(runs / "signal")[-1]["step"] == 4
-    assert os.path.basename(os.readlink(runs / "signal" / "last")) == "step-00000004"
+def check_unison(folder):
+    """A signal to one rank has stopped all; a bad update of one rank is kept whole."""
+    assert records(folder / "signal")[-1]["step"] == 4
+    assert os.path.basename(os.readlink(folder / "signal" / "last")) == "step-00000004"
+    for kind in ("ddp", "fsdp"):
+        (kept,) = (folder / f"poison {kind}" / "nonfinite").iterdir()
+        assert json.loads((kept / "report.json").read_text())["losses"] == ["nan"]
+        batch = load_file(kept / "batches.safetensors")
+        assert batch["batch.0.0"].shape == (4, 11)  # of all ranks
+        weights = load_file(kept / "model.safetensors")
+        first = load_file(folder / f"poison {kind}" / "last" / "model.safetensors")
+        assert all(torch.equal(weights[name], first[name]) for name in first)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_a_bad_update_of_one_rank_is_kept_whole(runs, kind):
-    (kept,) = (runs / f"poison {kind}" / "nonfinite").iterdir()
-    assert json.loads((kept / "report.json").read_text())["losses"] == ["nan"]
-    batch = load_file(kept / "batches.safetensors")
-    assert batch["batch.0.0"].shape == (4, 11)  # of all ranks
-    weights = load_file(kept / "model.safetensors")
-    first = load_file(runs / f"poison {kind}" / "last" / "model.safetensors")
-    assert all(torch.equal(weights[name], first[name]) for name in first)
+# Processes start slowly, so all that a number of ranks can show is shown by one start.
+def test_two_ranks(tmp_path):
+    assert "all ranks agree" in torchrun(2, "tests.parallel.training", "all", tmp_path)
+    check_curves(tmp_path, 2)
+    check_checkpoints(tmp_path, WAYS[2])
+    check_unison(tmp_path)
+    train(tmp_path / "constant", schedule="constant")
+    train(tmp_path / "to one", schedule="constant", seed=9)
+    for name in ("fsdp then ddp", "to one"):  # resumed by others
+        assert max(differences(tmp_path / "constant", tmp_path / name)) <= 1e-5
+    for context in (1, 2):
+        # Ranks draw samples for themselves, so one process draws others; spread weights do not.
+        names = (tmp_path / f"marginal {kind} {context}" for kind in ("ddp", "fsdp"))
+        assert max(differences(*names, steps=4)) <= 1e-12
+
+
+def test_four_ranks(tmp_path):
+    train(tmp_path / "constant", schedule="constant")
+    train(tmp_path / "to four", schedule="constant", max_steps=10)
+    assert "all ranks agree" in torchrun(4, "tests.parallel.training", "all", tmp_path)
+    check_curves(tmp_path, 4)
+    check_checkpoints(tmp_path, WAYS[4])
+    assert max(differences(tmp_path / "constant", tmp_path / "to four")) <= 1e-5
 
 
 def wait_for(condition, process, seconds=60.0):

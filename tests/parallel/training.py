@@ -1,6 +1,6 @@
-"""Run by every rank: train in every way that the number of ranks allows, each in a folder.
+"""Run by every rank: ``-m tests.parallel.training all FOLDER`` under torchrun, or ``killed``.
 
-Under torchrun: ``-m tests.parallel.training curves FOLDER``, or a run that is killed.
+Trains in every way that the number of ranks allows, each in a folder of its own.
 """
 
 import os
@@ -23,6 +23,7 @@ from kalman_attention.train import (
 )
 from kalman_attention.train.optim import Rates, param_groups
 from tests.models.small import small, text
+from tests.parallel import exactness
 
 STEPS = 20
 OPTIONS = {
@@ -50,7 +51,7 @@ def train(folder, parallel=None, *, seed=0, double=False, loss=None, sample=Fals
     config = TrainConfig(**{**OPTIONS, **options})
     between = "sample" if sample else "mean"
     model = small("kla*2", seed=seed, tie_embeddings=True, mlp="relu2", embedding_std=0.3,
-                  between_blocks=between)  # fmt: skip
+                  between_blocks=between, kla={"prior": "learned"})  # fmt: skip
     model = model.double() if double else model
     model.gradient_checkpointing = sample
     batches = TensorBatches(targets_that_differ(text(18, 12)), batch_size=4, seed=1)
@@ -80,30 +81,25 @@ VARIANTS = {
 """Name of a variant to what is different. In float64 rounding is no excuse."""
 
 
-def curves(folder):
+def run_all(folder):
     with from_environment(timeout=60.0) as first:
-        size = first.size
-        for name, (kind, context) in WAYS[size].items():
+        exactness.check(Parallel("ddp", first.size))
+        for name, (kind, context) in WAYS[first.size].items():
             ranks = Parallel(kind, context)
             for variant, options in VARIANTS.items():
                 if context == 1 or variant != " rows":  # what is cut in time must say how
                     # Other weights on other ranks at first: those of rank 0 count.
                     train(folder / f"{name}{variant}", ranks, seed=ranks.everyone.rank, **options)
-        resumes(folder, size)
-        if size == 2:
+        if first.size == 2:
+            train(folder / "fsdp then ddp", Parallel("fsdp"), max_steps=10, schedule="constant")
+            train(folder / "fsdp then ddp", Parallel("ddp"), schedule="constant", seed=9)
+            train(folder / "to one", Parallel("fsdp", 2), max_steps=10, schedule="constant")
             unison(folder)
             samples(folder)
-
-
-def resumes(folder, size):
-    """Stop half-way with one layout and go on with another; one process does its part elsewhere."""
-    if size == 2:
-        train(folder / "fsdp then ddp", Parallel("fsdp"), max_steps=10, schedule="constant")
-        train(folder / "fsdp then ddp", Parallel("ddp"), schedule="constant", seed=9)
-        train(folder / "to one", Parallel("fsdp", 2), max_steps=10, schedule="constant")
-        train(folder / "to four", Parallel("ddp"), max_steps=10, schedule="constant")
-    else:
-        train(folder / "to four", Parallel("fsdp", 2), schedule="constant", seed=9)
+        else:
+            train(folder / "to four", Parallel("fsdp", 2), schedule="constant", seed=9)
+        if first.main:
+            print("all ranks agree")
 
 
 def unison(folder):
@@ -172,4 +168,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     os.fsync = lambda handle: None  # no power fails here
     what, where, *rest = sys.argv[1:]
-    {"curves": curves, "killed": killed}[what](Path(where), *rest)
+    {"all": run_all, "killed": killed}[what](Path(where), *rest)

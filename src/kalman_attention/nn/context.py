@@ -1,11 +1,11 @@
 """A sequence of which a layer sees only a piece: what it needs from those that hold the others."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
 
-from kalman_attention._typing import Dynamics, Keys, Mask, Precisions, Values
-from kalman_attention.filtering.moment import KLAState
+from kalman_attention._typing import Mask
 from kalman_attention.ops.output import ScanOutput
 
 
@@ -25,23 +25,11 @@ class Context(Protocol):
         """
         ...
 
-    def scan(
-        self,
-        v: Values,
-        lam_v: Precisions,
-        k: Keys,
-        q: Keys,
-        a_bar: Dynamics,
-        p_bar: Dynamics,
-        *,
-        state: KLAState | None = None,
-        mask: Mask | None = None,
-        cu_seqlens: Tensor | None = None,
-        return_variance: bool = False,
-    ) -> ScanOutput:
-        """``kla_scan`` of the whole sequence, of which the tokens here are a piece.
+    @property
+    def scan(self) -> Callable[..., ScanOutput]:
+        """``kla_scan`` of the whole sequence, of which the tokens given are a piece.
 
-        ``state`` is the belief before the whole sequence, the one that comes out that after the
-        piece.
+        Its ``state`` is the belief before the whole sequence; the one that comes out is that after
+        the piece.
         """
         ...

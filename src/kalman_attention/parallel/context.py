@@ -184,11 +184,10 @@ class _Scan(torch.autograd.Function):
             later = AdjointMap(*maps[i]).apply(*later)
         ends = dmu + later[0], ds + later[1]
         found = scan_backward(*inputs, checkpoints, dy, dy_var, *ends, how.engine)
-        wanted = [
-            g if needed else None for g, needed in zip(found, ctx.needs_input_grad, strict=False)
-        ]
-        shared = wanted[6:] if group.rank == 0 else [None, None]
-        return (*wanted[:6], *shared, None, None)
+        if group.rank > 0:  # zeros and not None: DDP waits for a gradient of every parameter
+            found = (*found[:6], *map(torch.zeros_like, found[6:]))
+        wanted = zip(found, ctx.needs_input_grad, strict=False)
+        return (*(grad if needed else None for grad, needed in wanted), None, None)
 
 
 def _inputs(tensors: Sequence[Any]) -> ScanInputs:

@@ -112,7 +112,7 @@ class Parallel:
         if groups is not None:
             own = dict(model.named_parameters())
             groups = [
-                {**group, "params": [own[names[id(p)]] for p in group["params"] if id(p) in names]}
+                {**group, "params": [own.get(names.get(id(p), ""), p) for p in group["params"]]}
                 for group in groups
             ]
         cut = self.sharing.size > 1
