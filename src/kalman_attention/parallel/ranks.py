@@ -35,6 +35,7 @@ class Parallel:
         kind: ``"ddp"`` or ``"fsdp"``; None for one process.
         context: ranks that share a sequence.
         device: of this process.
+        timeout: seconds after which a rank that waits for those of its row gives up.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Parallel:
         kind: Kind | None = None,
         context: int = 1,
         device: torch.device | str = "cpu",
+        timeout: float = 600.0,
     ) -> None:
         self.kind, self.device = kind, torch.device(device)
         self.everyone = self.sharing = _ALONE
@@ -56,10 +58,8 @@ class Parallel:
                 f"{size} ranks do not divide into groups of {context} that share sequences. Choose "
                 "a context that divides the number of ranks."
             )
-        names = ("data", "context")
-        mesh = init_device_mesh(self.device.type, (size // context, context), mesh_dim_names=names)
         self.everyone = Group(dist.get_rank(), size)
-        self.sharing = Group(mesh.get_local_rank("context"), context, mesh.get_group("context"))
+        self.sharing = _row(self.everyone, context, timedelta(seconds=timeout))
         self._mesh = init_device_mesh(self.device.type, (size,)) if kind == "fsdp" else None
 
     def __enter__(self) -> "Parallel":
@@ -193,10 +193,23 @@ def from_environment(
     backend = backend or ("nccl" if device.type == "cuda" else "gloo")
     _join(backend, timedelta(seconds=timeout))
     try:
-        return Parallel(kind, context, device)
+        return Parallel(kind, context, device, timeout)
     except BaseException:
         dist.destroy_process_group()
         raise
+
+
+def _row(everyone: Group, context: int, timeout: timedelta) -> Group:
+    """The ranks that share sequences with this one.
+
+    Not by a mesh of two dimensions: its groups would wait for half an hour, whatever was asked for.
+    """
+    place, size = everyone.rank % context, everyone.size
+    if context in (1, size):
+        return Group(place, context)
+    rows = [list(range(i, i + context)) for i in range(0, size, context)]
+    handle, _ = dist.new_subgroups_by_enumeration(rows, timeout=timeout)  # type: ignore[no-untyped-call]
+    return Group(place, context, handle)
 
 
 def _join(backend: str, timeout: timedelta) -> None:
