@@ -27,12 +27,14 @@ MAY_IMPORT = {
     "losses": ("_typing",),
     "tasks": ("_typing",),
     "data": ("_typing",),
-    "train": _RUNS,
+    "parallel": (*_LAYERS, "models"),
+    "train": (*_RUNS, "parallel"),
     "evaluation": _RUNS,
     "hf": ("models",),
     "plots": ("_typing", "filtering.identities"),
-    "recipes": (*_RUNS, "train", "evaluation"),
-    "cli": (*_RUNS, "train", "evaluation", "plots", "recipes", "__init__"),
+    "recipes": (*_RUNS, "parallel", "train", "evaluation"),
+    "cli": (*_RUNS, "parallel", "train", "evaluation", "plots", "recipes", "__init__"),
+    "__main__": ("cli",),
     "__init__": _RUNS,
 }
 """What each part of the package may import, besides itself; ``__init__`` is the public surface."""
@@ -44,6 +46,8 @@ ONLY_IN = {
     "mambapy": ("cli.bench_mixers",),
     "xlstm": ("cli.bench_mixers",),
     "pickle": (),
+    "torch.distributed": ("parallel",),
+    "torch.nn.parallel": ("parallel",),
     "torch.utils.tensorboard": ("train.metrics",),
     "tokenizers": ("data",),
     "lm_eval": ("evaluation.zero_shot",),
@@ -123,6 +127,8 @@ def test_direction_of_import(module):
         ("plots.belief", "from kalman_attention.filtering.ou import discretise"),
         ("evaluation.synthetic", "import urllib.request"),
         ("train.checkpoint", "import pickle"),
+        ("models.block", "import torch.distributed as dist"),
+        ("parallel.ranks", "from kalman_attention.train.loop import fit"),
     ],
 )
 def test_the_rules_can_be_broken(module, source):

@@ -50,3 +50,15 @@ def test_mixers() -> None:
         times = [f"{1e3 * ours:.0f}", f"{1e3 * theirs:.0f}", f"{theirs / ours:.1f}"]
         about = [rival["mixer"], rival["package"], f"{rival['T']:,}", rival["pass"]]
         assert [*about, *times] in listed
+
+
+def test_curves_of_many_processes() -> None:
+    results = read("results/scale-out/curves.json")
+    alone = results["curves"]["one process"]
+    for name, curve in results["curves"].items():
+        apart = max(abs(x - y) for x, y in zip(curve, alone, strict=True))
+        assert apart == results["apart"][name]
+    page = " ".join((ROOT / "docs" / "distributed.md").read_text().split())
+    said = f"Over {len(alone)} updates in float32 with two ranks the losses are at most"
+    assert f"{said} {max(results['apart'].values()):.1e} apart" in page
+    assert results["ranks"] == 2

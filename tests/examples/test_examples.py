@@ -1,5 +1,6 @@
 """Every example runs and prints what it promises."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,20 @@ def test_example(name, tmp_path):
     assert promise in run(name, *(a.format(tmp=tmp_path) for a in argv))
     if name == "uncertainty.py":
         assert sorted(p.name for p in tmp_path.iterdir()) == ["maps.png", "posterior_variance.png"]
+
+
+@pytest.mark.slow
+def test_scale_out(tmp_path):
+    # Torch's launcher as a module: a script of its own may belong to another environment.
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    where = ["--runs", tmp_path, "--out", tmp_path, "--figure", tmp_path / "curves.png"]
+    command = [sys.executable, *launch, EXAMPLES / "scale_out.py", "--steps", "3", *where]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks, FSDP2" in done.stdout
+    found = json.loads((tmp_path / "curves.json").read_text())
+    assert max(found["apart"].values()) <= 1e-5
+    assert (tmp_path / "curves.svg").exists()
 
 
 def test_every_example_is_short_and_run():

@@ -8,6 +8,7 @@ pytest.importorskip("matplotlib")
 from kalman_attention.plots.attention_maps import plot_attention_maps
 from kalman_attention.plots.decode_speed import plot_decode_speed
 from kalman_attention.plots.posterior_variance import plot_posterior_variance
+from kalman_attention.plots.scale_out import plot_scale_out
 
 
 def test_posterior_variance(tmp_path):
@@ -43,3 +44,11 @@ def test_pretraining_curve():
     loss, bits = figure.axes
     assert loss.lines[0].get_xydata().tolist() == [[10.0, 5.0]]
     assert bits.lines[0].get_xydata().tolist() == [[20.0, 2.0]]
+
+
+def test_scale_out(tmp_path):
+    figure = plot_scale_out({"one": [3.0, 2.0], "two": [3.0, 2.5], "four": [3.0, 2.0]})
+    above, below = figure.axes
+    assert len(above.lines) == 3
+    assert below.lines[0].get_ydata().tolist() == [1e-8, 0.5]
+    figure.savefig(tmp_path / "a.png")

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define KLA_ABI_VERSION 1
+#define KLA_ABI_VERSION 2
 #define KLA_CHUNK 64 /* tokens between two saved beliefs */
 
 #ifdef __cplusplus
@@ -72,6 +72,11 @@ typedef struct kla_scan_grads {
 
 KLA_EXPORT int kla_scan_forward(const kla_scan_params* params);
 KLA_EXPORT int kla_scan_backward(const kla_scan_params* params, const kla_scan_grads* grads);
+/* What the tokens of every row do to whatever enters it (stretch.h), for callers that cut time themselves:
+ * s, mu, gain, J, eta as [5, R, N, D]; reads neither q nor the belief. */
+KLA_EXPORT int kla_scan_filter_map(const kla_scan_params* params, void* map);
+/* The same for the adjoint, given the checkpoints, dy and dy_var: gain, cross, dmu_0, ds_0 as [4, R, N, D]. */
+KLA_EXPORT int kla_scan_adjoint_map(const kla_scan_params* params, const kla_scan_grads* grads, void* map);
 KLA_EXPORT const char* kla_status_text(int status);
 KLA_EXPORT int64_t kla_abi_version(void);
 /* Bit i is set when kla_isa value i can run here. */

@@ -239,6 +239,7 @@ class LanguageModel(BlockStack):
         cu_seqlens: Tensor | None = None,
         chunk_size: int | None = None,
         ignore_index: int = -100,
+        reduction: Literal["mean", "sum"] = "mean",
     ) -> Tensor:
         """Training loss: what the model makes of ``targets``, the tokens after ``input_ids``.
 
@@ -253,9 +254,10 @@ class LanguageModel(BlockStack):
             cu_seqlens: as for ``forward``.
             chunk_size: positions decoded at a time; None for a default that bounds memory.
             ignore_index: target that does not count.
+            reduction: ``"mean"`` over the positions that count, or their ``"sum"``.
 
         Returns:
-            The mean over the positions that count, in nats.
+            The loss, in nats.
         """
         if kind == "mean":
             found = self(input_ids, mask=mask, cu_seqlens=cu_seqlens, logits_to_keep=0)
@@ -265,6 +267,7 @@ class LanguageModel(BlockStack):
                 targets,
                 chunk_size=chunk_size or 512,
                 ignore_index=ignore_index,
+                reduction=reduction,
             )
         read = self.read(input_ids, mask=mask, cu_seqlens=cu_seqlens)
         return marginal_nll(
@@ -277,6 +280,7 @@ class LanguageModel(BlockStack):
             generator=generator,
             chunk_size=chunk_size,
             ignore_index=ignore_index,
+            reduction=reduction,
         )
 
     def uncertainty(

@@ -28,11 +28,17 @@ def save_model(model: LanguageModel | Autoencoder, folder: str | os.PathLike[str
         write_atomically(folder / name, data)
 
 
-def model_files(model: nn.Module) -> dict[str, bytes]:
-    """The files of any model, by name: its weights, and its configuration if it is one of ours."""
+def model_files(model: nn.Module, tensors: dict[str, Tensor] | None = None) -> dict[str, bytes]:
+    """The files of any model, by name: its weights, and its configuration if it is one of ours.
+
+    Args:
+        model: what to save.
+        tensors: its weights, where they are not to be had from ``distinct_tensors``.
+    """
     from safetensors.torch import save  # here: importing the library brings nothing but torch
 
-    files = {WEIGHTS: save(distinct_tensors(model), metadata={"format": "pt"})}
+    weights = distinct_tensors(model) if tensors is None else tensors
+    files = {WEIGHTS: save(weights, metadata={"format": "pt"})}
     if isinstance(model, LanguageModel | Autoencoder):
         config = json.dumps(model.config.to_dict(), indent=2) + "\n"
         files[CONFIG] = config.encode()
@@ -43,8 +49,13 @@ def distinct_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name; what is shared appears once, under its first name."""
     found: dict[str, Tensor] = {}
     seen: set[tuple[object, ...]] = set()
-    for name, tensor in model.state_dict().items():
-        memory = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride())
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        memory: tuple[object, ...] = (
+            tensor.device,
+            tensor.data_ptr() or id(tensor),  # one that is spread over processes has no address
+            tensor.shape,
+            tensor.stride(),
+        )
         if tensor.numel() == 0 or memory not in seen:  # safetensors refuses two names for one
             seen.add(memory)
             found[name] = tensor.detach().contiguous()

@@ -12,6 +12,7 @@
 be put in between, which is how the marginal likelihood (KLA+) is estimated.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -20,12 +21,14 @@ from torch import Tensor, nn
 from kalman_attention._typing import Keys, Mask, Precisions, Values
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.nn.config import KLALayerConfig
+from kalman_attention.nn.context import Context
 from kalman_attention.nn.links import value_precision
 from kalman_attention.nn.mixer import LayerOutput
 from kalman_attention.nn.norms import l2_norm
 from kalman_attention.nn.prior import LatentPrior
 from kalman_attention.nn.short_conv import ShortConv
 from kalman_attention.ops.kla_scan import kla_scan, kla_step
+from kalman_attention.ops.output import ScanOutput
 
 
 class LayerState(NamedTuple):
@@ -84,7 +87,12 @@ class KLA(nn.Module):
 
     Args:
         config: options; ``KLALayerConfig(d_model=...)`` is the paper's block.
+
+    Attributes:
+        context: set while sequences are split over processes (``parallel``); None otherwise.
     """
+
+    context: Context | None = None
 
     def __init__(self, config: KLALayerConfig) -> None:
         super().__init__()
@@ -170,13 +178,18 @@ class KLA(nn.Module):
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)  # whatever stands in padding, even NaN
         stream, gate = self.in_proj(x).chunk(2, -1)  # [B, T, D] each
         window, belief = (None, None) if state is None else state
+        scan: Callable[..., ScanOutput] = kla_scan
+        if self.context is not None:
+            first = self.conv.init_window(x.shape[0], stream) if window is None else window
+            window = self.context.window(stream, first, mask, cu_seqlens)
+            scan = self.context.scan
         u, window = self.conv(stream, window, mask, cu_seqlens)
         u = nn.functional.silu(u)
         evidence = self.evidence(u)
         if belief is None and self.config.prior != "unit":
             belief = self.prior.initial(x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1)
         a_bar, p_bar = (_match(z, evidence.v) for z in self.prior())
-        y, y_var, belief = kla_scan(
+        y, y_var, belief = scan(
             *evidence,
             a_bar,
             p_bar,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kalman_attention._typing import Belief, Dynamics, Keys, Mask, Precisions, Values
+from kalman_attention.filtering.stretch import AdjointMap, FilterMap
 
 CHUNK = 64
 """Tokens between two saved beliefs. The backward pass replays a chunk from its first belief."""
@@ -190,6 +191,20 @@ class StepEngineModule(EngineModule, Protocol):
     """An engine with a single-token kernel."""
 
     step: StepFunction
+
+
+class MapEngineModule(EngineModule, Protocol):
+    """An engine that summarises rows by itself; see ``ops/stretch.py``."""
+
+    def filter_map(self, inputs: ScanInputs) -> FilterMap:
+        """What the tokens of every row do to the belief before them."""
+        ...
+
+    def adjoint_map(
+        self, inputs: ScanInputs, checkpoints: Tensor, dy: Tensor | None, dy_var: Tensor | None
+    ) -> AdjointMap:
+        """What they do to the gradients by the belief after them."""
+        ...
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -15,7 +15,12 @@ from typing import cast
 
 import torch
 
-from kalman_attention.ops.contract import EngineModule, StepEngineModule, StepFunction
+from kalman_attention.ops.contract import (
+    EngineModule,
+    MapEngineModule,
+    StepEngineModule,
+    StepFunction,
+)
 from kalman_attention.ops.cpu import library
 from kalman_attention.ops.cuda import device, emulation
 
@@ -33,6 +38,7 @@ class Engine:
         dtypes: dtypes of v it serves.
         location: ``module`` or ``module:attribute`` that has forward and backward.
         step: has a single-token kernel of its own.
+        maps: summarises stretches of tokens by itself.
         eager_only: cannot run inside a compiled or exported graph.
         never_auto: device types on which ``auto`` passes it over.
         missing: what it lacks on this machine, or None. Plain data, found out at import, so that
@@ -45,6 +51,7 @@ class Engine:
     location: str
     dtypes: tuple[torch.dtype, ...] = _FLOATS
     step: bool = False
+    maps: bool = False
     eager_only: bool = False
     never_auto: tuple[str, ...] = ()
     missing: str | None = None
@@ -56,6 +63,10 @@ class Engine:
     def load_step(self) -> StepFunction:
         """Import its single-token kernel."""
         return cast(StepEngineModule, _load(self.location)).step
+
+    def load_maps(self) -> MapEngineModule:
+        """Import the engine for its summaries."""
+        return cast(MapEngineModule, _load(self.location))
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Why a call on ``device`` with v in ``dtype`` cannot be served, or None if it can."""
@@ -101,6 +112,7 @@ ENGINES = {
             devices=("cpu",),
             location=f"{_PACKAGE}.cpu",
             step=True,
+            maps=True,
             missing=library.why_not(),
         ),
         Engine(

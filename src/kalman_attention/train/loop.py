@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence, Sized
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kalman_attention.parallel.ranks import Parallel
 from kalman_attention.train.checkpoint import (
     Checkpoint,
     checkpoint_folder,
@@ -20,6 +20,7 @@ from kalman_attention.train.checkpoint import (
     newest_checkpoint,
     point_to,
     prune_checkpoints,
+    read_checkpoint,
     remove_leftovers,
     write_checkpoint,
 )
@@ -55,6 +56,7 @@ def fit(
     progress: bool = True,
     tensorboard: bool = False,
     command: str | None = None,
+    parallel: Parallel | None = None,
 ) -> Result:
     """Train a model, from the start or from where the folder says.
 
@@ -76,6 +78,8 @@ def fit(
         progress: show how it goes, on standard error.
         tensorboard: also write for TensorBoard.
         command: how to continue after an interruption; None for the command that was run.
+        parallel: the processes that train together, all of which call ``fit`` in the same way; a
+            run goes on with any number of them. None trains in this one alone.
 
     Returns:
         ``Result``; with ``result.history`` and ``result.best``.
@@ -87,14 +91,17 @@ def fit(
     where = Path(folder)
     where.mkdir(parents=True, exist_ok=True)
     device = next(model.parameters()).device
+    parallel = parallel or Parallel()
+    progress = progress and parallel.main
     with (
-        locked(where),
+        locked(where) if parallel.main else contextlib.nullcontext(),
         own_randomness(device),
         _threads(config.threads),
         Signals(announce=progress) as signals,
+        parallel.prepared(model, groups) as own_groups,
     ):
-        updater = Updater(model, batches, loss, config, groups, where)
-        run = _Run(updater, evaluate, signals, command or _own_command())
+        updater = Updater(model, batches, loss, config, own_groups, where, parallel)
+        run = _Run(updater, evaluate, signals, command or _own_command(parallel))
         own = identity(config, model, updater.optimiser.param_groups, about or {})
         try:
             run.start(own, resume=resume, progress=progress, tensorboard=tensorboard)
@@ -114,6 +121,7 @@ class _State:
     batches: dict[str, Any] = field(default_factory=dict)
     threads: int = 0
     torch: str = ""
+    ranks: int = 1
 
 
 class _Run:
@@ -135,7 +143,7 @@ class _Run:
             )
         self.updater, self.evaluate, self.signals = updater, evaluate, signals
         self.config, self.model, self.batches = config, updater.model, updater.batches
-        self.folder, self.command = updater.folder, command
+        self.folder, self.command, self.parallel = updater.folder, command, updater.parallel
         self.checkpoints = self.folder / "checkpoints"
         self.total, self.eval_every = _lengths(config, self.batches)
         self.state = _State()
@@ -149,7 +157,7 @@ class _Run:
         """Load the newest checkpoint, or write the first."""
         self.identity = own
         notes: list[str] = []
-        found = newest_checkpoint(self.checkpoints)
+        found = self._newest()
         if found is not None:
             if not resume:
                 raise ValueError(
@@ -158,7 +166,8 @@ class _Run:
                 )
             notes = self._load(found)
         self.started = time.perf_counter() - self.state.seconds
-        self.log = MetricsLog(self.folder, self.state.step, tensorboard=tensorboard)
+        if self.parallel.main:
+            self.log = MetricsLog(self.folder, self.state.step, tensorboard=tensorboard)
         self.progress = Progress(
             self.total, self.state.step, monitor=self.config.monitor, enabled=progress
         )
@@ -172,14 +181,14 @@ class _Run:
         self.model.train()
         self.updater.clear_gradients()
         while (reason := self._reason()) is None:
-            if self.signals.received:
+            if self._interrupted():
                 self._interrupt()
             values = self.updater.update(self.state.step, self.total)
             self.state.step += 1
             self._after(values)
         if self.saved[0] != self.state.step:
             self._save()
-        if self.signals.received:
+        if self._interrupted():  # also waits until the last checkpoint is there for all
             self._interrupt()
         return Result(folder=self.folder, step=self.state.step, reason=reason, best=self._best())
 
@@ -192,34 +201,32 @@ class _Run:
 
     def _after(self, values: Mapping[str, float | Tensor]) -> None:
         """Log, evaluate and save, whatever is due at this step."""
-        assert self.log is not None
         assert self.progress is not None
         step, config = self.state.step, self.config
         last = step == self.total
         self.progress.update(step, float(values["loss"]))
         if last or step % config.log_every == 0:
-            plain = {name: float(value) for name, value in values.items()}
-            self.log.write("train", step, self._seconds(), plain)
+            self._write("train", {name: float(value) for name, value in values.items()})
         improved = False
         if self.evaluate is not None and (last or step % self.eval_every == 0):
             improved = self._evaluate(self.evaluate)
         every, seconds = config.save_every, config.save_seconds
         due = every is not None and step % every == 0
-        late = seconds is not None and time.perf_counter() - self.saved[1] >= seconds
+        late = seconds is not None and self._all_late(seconds)
         if improved or due or late:
             self._save()
 
     def _evaluate(self, evaluate: Evaluate) -> bool:
         """Measure, remember, and say whether this is the best."""
-        assert self.log is not None
         assert self.progress is not None
         state, config = self.state, self.config
         seed_global(derive_seed(config.seed, "evaluation"), self.updater.device)
         self.model.eval()
-        with torch.no_grad(), self.updater.autocast():
+        with torch.no_grad(), self.updater.autocast(), self.parallel.evaluating(self.model):
             found = {name: float(value) for name, value in evaluate(self.model).items()}
+        found = self.parallel.follow(found)
         self.model.train()
-        self.log.write("eval", state.step, self._seconds(), found)
+        self._write("eval", found)
         improved = False
         if config.monitor is not None:
             if config.monitor not in found:
@@ -237,18 +244,19 @@ class _Run:
 
     def _save(self) -> None:
         """Write a checkpoint of this moment."""
-        assert self.log is not None
-        self.log.sync()
         state = self.state
         state.seconds, state.batches = self._seconds(), self.batches.state_dict()
         state.threads, state.torch = torch.get_num_threads(), str(torch.__version__)
-        files = snapshot_files(self.model, self.updater.optimiser)
-        stored = {"identity": self.identity, **vars(state)}
-        written = write_checkpoint(self.checkpoints, state.step, files, stored)
-        self._link(written)
+        state.ranks = self.parallel.size
+        files = snapshot_files(self.model, self.updater.optimiser, self.parallel)
         # The checkpoint to fall back on knows the best before this one.
         known = {state.best["step"]} if state.best else set()
-        prune_checkpoints(self.checkpoints, known | self.saved_best)
+        if self.log is not None:
+            self.log.sync()
+            stored = {"identity": self.identity, **vars(state)}
+            written = write_checkpoint(self.checkpoints, state.step, files, stored)
+            self._link(written)
+            prune_checkpoints(self.checkpoints, known | self.saved_best)
         self.saved_best = known
         self.saved = (state.step, time.perf_counter())
 
@@ -267,16 +275,39 @@ class _Run:
         self.batches.load_state_dict(self.state.batches)
         self.saved = (found.step, time.perf_counter())
         self.saved_best = {self.state.best["step"]} if self.state.best else set()
-        self._link(found.folder)  # a kill may have come between a checkpoint and its links
-        remove_leftovers(self.checkpoints)
+        if self.parallel.main:
+            self._link(found.folder)  # a kill may have come between a checkpoint and its links
+            remove_leftovers(self.checkpoints)
         notes = [f"resuming {self.folder} at step {found.step} of {self.total}"]
         for name, before, now in (
             ("torch", self.state.torch, str(torch.__version__)),
             ("threads", self.state.threads, torch.get_num_threads()),
+            ("ranks", self.state.ranks, self.parallel.size),
         ):
             if before != now:
                 notes.append(f"{name}: {before} until now, {now} from here: bits may differ.")
         return notes
+
+    def _newest(self) -> Checkpoint | None:
+        """The checkpoint to go on from; one rank looks for it, and all take that one."""
+        found = newest_checkpoint(self.checkpoints) if self.parallel.main else None
+        step = self.parallel.agree(-1 if found is None else found.step)
+        if found is None and step >= 0:
+            return read_checkpoint(checkpoint_folder(self.checkpoints, step))
+        return found
+
+    def _interrupted(self) -> bool:
+        """Whether any rank was asked to stop: then all do, at the same step."""
+        self.signals.received = self.parallel.agree(self.signals.received or 0) or None
+        return self.signals.received is not None
+
+    def _all_late(self, seconds: float) -> bool:
+        late = time.perf_counter() - self.saved[1] >= seconds
+        return bool(self.parallel.agree(late))
+
+    def _write(self, kind: str, values: Mapping[str, float]) -> None:
+        if self.log is not None:
+            self.log.write(kind, self.state.step, self._seconds(), values)
 
     def _interrupt(self) -> None:
         assert self.progress is not None
@@ -330,10 +361,10 @@ def _lengths(config: TrainConfig, batches: Batches) -> tuple[int, int]:
     return total, config.eval_every or total + 1
 
 
-def _own_command() -> str | None:
+def _own_command(parallel: Parallel) -> str | None:
     """The command that runs this program; None in a notebook or a prompt."""
     has_file = hasattr(sys.modules.get("__main__"), "__file__")
-    return shlex.join(sys.orig_argv) if has_file else None
+    return parallel.command(sys.orig_argv) if has_file else None
 
 
 @contextlib.contextmanager

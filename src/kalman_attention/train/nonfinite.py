@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from kalman_attention.models.files import write_file
-from kalman_attention.models.storage import model_files
+from kalman_attention.models.storage import distinct_tensors, model_files
+from kalman_attention.parallel.ranks import Parallel
+from kalman_attention.parallel.sharding import whole
 from kalman_attention.train.batch import named_tensors
 
 FOLDER = "nonfinite"
@@ -37,6 +39,7 @@ def keep_nonfinite(
     losses: Sequence[float],
     norm: float,
     seed: int,
+    parallel: Parallel,
 ) -> NonFiniteError:
     """Save the offending update, and build the error that names it.
 
@@ -48,6 +51,7 @@ def keep_nonfinite(
         losses: of each of them.
         norm: of all gradients.
         seed: that the global generators had at its start.
+        parallel: the processes that all call this; one of them writes.
 
     Returns:
         The error to raise.
@@ -55,12 +59,10 @@ def keep_nonfinite(
     from safetensors.torch import save  # here: importing the library brings nothing but torch
 
     folder = run / FOLDER / f"step-{step:08d}"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     bad = [
         name
         for name, parameter in model.named_parameters()
-        if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
+        if parameter.grad is not None and not bool(torch.isfinite(whole(parameter.grad)).all())
     ]
     tensors = {name: t.detach().clone() for name, t in named_tensors(list(batches))}
     report = {
@@ -70,13 +72,17 @@ def keep_nonfinite(
         "seed": seed,
         "nonfinite_gradients": bad,
     }
+    weights = parallel.collect(distinct_tensors(model))
     files = {
-        **model_files(model),
+        **model_files(model, weights),
         "batches.safetensors": save(tensors),
         "report.json": json.dumps(report, indent=1).encode(),
     }
-    for name, data in files.items():
-        write_file(folder / name, data)
+    if parallel.main:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for name, data in files.items():
+            write_file(folder / name, data)
     what = f"the loss is {losses}" if not all(map(math.isfinite, losses)) else (
         f"the loss is {losses} but the norm of the gradients is {norm}"
     )  # fmt: skip

@@ -1,12 +1,14 @@
 """What is minimised and what is measured: plain callables, and those of language models."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from kalman_attention.models.language_model import LanguageModel
+from kalman_attention.parallel.batch import piece
 
 Metrics: TypeAlias = Mapping[str, float | Tensor]
 Evaluate: TypeAlias = Callable[[nn.Module], Mapping[str, float]]
@@ -41,19 +43,49 @@ def token_loss(
     Returns:
         A loss for batches of tokens ``[B, T + 1]``, or of pairs (inputs, targets), ``[B, T]`` each.
     """
+    return TokenLoss(kind, num_samples, ignore_index)
 
-    def loss(model: nn.Module, batch: Any, generator: torch.Generator) -> Tensor:
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """What ``token_loss`` returns; it can also be divided over ranks and cut in time."""
+
+    kind: Literal["mean", "marginal"]
+    num_samples: int
+    ignore_index: int
+
+    def __call__(self, model: nn.Module, batch: Any, generator: torch.Generator) -> Tensor:
+        """The mean over all targets that count."""
+        return self._loss(model, batch, generator, "mean")
+
+    def total(self, model: nn.Module, batch: Any, generator: torch.Generator) -> tuple[Tensor, int]:
+        """The sum over all targets that count, and their number."""
+        _, targets = inputs_and_targets(batch)
+        count = int((targets != self.ignore_index).sum())
+        return self._loss(model, batch, generator, "sum"), count
+
+    def piece(self, batch: Any, index: int, count: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of one of ``count`` ranks that share the sequences."""
+        inputs, targets = (piece(x, index, count) for x in inputs_and_targets(batch))
+        return inputs, targets
+
+    def _loss(
+        self,
+        model: nn.Module,
+        batch: Any,
+        generator: torch.Generator,
+        reduction: Literal["mean", "sum"],
+    ) -> Tensor:
         inputs, targets = inputs_and_targets(batch)
         return cast(LanguageModel, model).loss(
             inputs,
             targets,
-            kind=kind,
-            num_samples=num_samples,
+            kind=self.kind,
+            num_samples=self.num_samples,
             generator=generator,
-            ignore_index=ignore_index,
+            ignore_index=self.ignore_index,
+            reduction=reduction,
         )
-
-    return loss
 
 
 def token_evaluation(batches: Iterable[Any], *, ignore_index: int = -100) -> Evaluate:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention.models.storage import WEIGHTS, distinct_tensors, model_files
+from kalman_attention.parallel.ranks import Parallel
+from kalman_attention.parallel.sharding import copy_weights, like
 from kalman_attention.train.checkpoint import MANIFEST, read_checkpoint
 from kalman_attention.train.config import TrainConfig
 
@@ -18,8 +20,13 @@ OPTIMISER = "optimiser.safetensors"
 _SHOWN = 12
 
 
-def snapshot_files(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, bytes]:
-    """Contents of all files of a checkpoint, by name; moments are keyed by parameter name."""
+def snapshot_files(
+    model: nn.Module, optimiser: torch.optim.Optimizer, parallel: Parallel
+) -> dict[str, bytes]:
+    """Contents of all files of a checkpoint, by name; moments are keyed by parameter name.
+
+    They are the same for any number of processes, which must all ask; one of them gets them.
+    """
     from safetensors.torch import save  # here: importing the library brings nothing but torch
 
     moments = {
@@ -27,7 +34,10 @@ def snapshot_files(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[s
         for name, parameter in model.named_parameters()
         for key, value in optimiser.state.get(parameter, {}).items()
     }
-    return {**model_files(model), OPTIMISER: save(moments)}
+    weights, moments = parallel.collect(distinct_tensors(model)), parallel.collect(moments)
+    if not parallel.main:
+        return {}
+    return {**model_files(model, weights), OPTIMISER: save(moments)}
 
 
 def load_weights(model: nn.Module, folder: str | os.PathLike[str]) -> None:
@@ -48,7 +58,7 @@ def load_weights(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         raise ValueError(
             f"{folder} holds the weights of another model: they differ in {', '.join(differ)}."
         )
-    model.load_state_dict(tensors, strict=False)  # shared weights are stored under one name
+    copy_weights(model, tensors)
 
 
 def load_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, folder: Path) -> None:
@@ -62,7 +72,8 @@ def load_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, folder: P
         # Adam counts its steps in a scalar that stays on the CPU unless the update is fused.
         fused = bool(optimiser.defaults.get("fused"))
         device = "cpu" if key == "step" and not fused else parameter.device
-        optimiser.state[parameter][key] = value.to(device, copy=True)  # not the mapped file
+        value = value.to(device, copy=True)  # not the mapped file
+        optimiser.state[parameter][key] = value if key == "step" else like(value, parameter)
 
 
 def identity(

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kalman_attention.parallel.ranks import Parallel
+from kalman_attention.parallel.sharding import whole
 from kalman_attention.train.batch import to_device
 from kalman_attention.train.config import TrainConfig
 from kalman_attention.train.data import Batches
@@ -30,6 +32,7 @@ class Updater:
         config: how.
         groups: parameter groups for AdamW; None for one with the rate of the config.
         folder: of the run, for what an update leaves that is not finite.
+        parallel: the processes that update together.
     """
 
     def __init__(
@@ -40,15 +43,17 @@ class Updater:
         config: TrainConfig,
         groups: Sequence[dict[str, Any]] | None,
         folder: Path,
+        parallel: Parallel,
     ) -> None:
-        self.model, self.batches, self.loss = model, batches, loss
-        self.config, self.folder = config, folder
+        self.model, self.batches = model, batches
+        self.config, self.folder, self.parallel = config, folder, parallel
         self.device = next(model.parameters()).device
         self.optimiser = _optimiser(model, groups, config)
         self._rates = [group["lr"] for group in self.optimiser.param_groups]
         self._all = list(model.parameters())
         self._parameters = _trained(model, self.optimiser)
         self._generator = torch.Generator(self.device)
+        self._objective = parallel.objective(model, loss)
 
     def update(self, step: int, total: int) -> dict[str, float | Tensor]:
         """Make one update.
@@ -62,14 +67,17 @@ class Updater:
             metrics of the loss, which stay on their device.
         """
         self._set_rates(self.config.factor(step, total))
-        seed = derive_seed(self.config.seed, "step", step)
+        seed = derive_seed(self.config.seed, "step", step, *self.parallel.seed_parts)
         seed_global(seed, self.device)
         batches, losses, metrics = self._backward(step)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
-        *values, size = torch.stack([*losses, norm.to(losses[0])]).tolist()  # the only wait
+        sizes = [*losses, whole(norm).to(losses[0])]
+        *values, size = torch.stack(sizes).tolist()  # the only wait
         if not (math.isfinite(size) and all(map(math.isfinite, values))):
-            raise keep_nonfinite(self.folder, step, self.model, batches, values, size, seed)
+            raise keep_nonfinite(
+                self.folder, step, self.model, batches, values, size, seed, self.parallel
+            )
         if self.config.clip is not None:
             nn.utils.clip_grads_with_norm_(self._parameters, self.config.clip, norm)
         self.optimiser.step()
@@ -95,24 +103,16 @@ class Updater:
         for i in range(count):
             batch = next(self.batches)
             batch = batch if self.device.type == "cpu" else to_device(batch, self.device)
-            self._generator.manual_seed(derive_seed(self.config.seed, "loss", step, i))
-            loss, extra = self._loss(batch)
-            torch.autograd.backward(loss if count == 1 else loss / count)
+            parts = ("loss", step, i, *self.parallel.seed_parts)
+            self._generator.manual_seed(derive_seed(self.config.seed, *parts))
+            with self._objective.accumulating(last=i == count - 1):
+                with self.autocast():
+                    loss, extra = self._objective(batch, self._generator)
+                torch.autograd.backward(loss if count == 1 else loss / count)
             batches.append(batch)
             losses.append(loss.detach())
             metrics.append(extra)
         return batches, losses, metrics
-
-    def _loss(self, batch: Any) -> tuple[Tensor, Metrics]:
-        with self.autocast():
-            found = self.loss(self.model, batch, self._generator)
-        loss, extra = found if isinstance(found, tuple) else (found, {})
-        if loss.dim() != 0:
-            raise ValueError(
-                f"the loss must be one number, got shape {list(loss.shape)}: take the mean over "
-                "what it is made of."
-            )
-        return loss, extra
 
     def _set_rates(self, factor: float) -> None:
         for group, rate in zip(self.optimiser.param_groups, self._rates, strict=True):

@@ -10,29 +10,43 @@ namespace kla {
 namespace KLA_ISA_NAMESPACE {
 namespace {
 
+template <class T, int W>
+Scan cut(const kla_scan_params& p) {
+  return Scan(p, segments_of(p, W * kLanes<T>));
+}
+
 template <class M, class T, int W>
 struct ForwardCall {
-  static int run(const Scan& p) {
+  static int run(const kla_scan_params& params) {
+    const Scan p = cut<T, W>(params);
     return p.segments > 1 ? forward_segments<M, T, W>(p) : forward_rows<M, T, W>(p);
   }
 };
 template <class M, class T, int W>
 struct BackwardCall {
-  static int run(const Scan& p, const kla_scan_grads& g) {
+  static int run(const kla_scan_params& params, const kla_scan_grads& g) {
+    const Scan p = cut<T, W>(params);
     return p.segments > 1 ? backward_segments<M, T, W>(p, g) : Backward<M, T, W>(p, g).run();
   }
 };
-
-template <template <class, class, int> class Call, class M, class T, int W, class... Args>
-int with_segments(const kla_scan_params& p, const Args&... args) {
-  return Call<M, T, W>::run(Scan(p, segments_of(p, W * kLanes<T>)), args...);
-}
+template <class M, class T, int W>
+struct FilterMapCall {
+  static int run(const kla_scan_params& p, void* maps) {
+    return summarise_rows<M, T, W, ForwardDirection<T>>(Scan(p, 1), nullptr, maps);
+  }
+};
+template <class M, class T, int W>
+struct AdjointMapCall {
+  static int run(const kla_scan_params& p, const kla_scan_grads& g, void* maps) {
+    return summarise_rows<M, T, W, BackwardDirection<T>>(Scan(p, 1), &g, maps);
+  }
+};
 
 // Few slots need wide tiles to have enough independent chains.
 template <template <class, class, int> class Call, class M, class T, class... Args>
 int with_width(const kla_scan_params& p, const Args&... args) {
-  if (p.N <= 2) return with_segments<Call, M, T, 4>(p, args...);
-  return with_segments<Call, M, T, 2>(p, args...);
+  if (p.N <= 2) return Call<M, T, 4>::run(p, args...);
+  return Call<M, T, 2>::run(p, args...);
 }
 
 template <template <class, class, int> class Call, class... Args>
@@ -56,9 +70,15 @@ int backward(const kla_scan_params& p, const kla_scan_grads& g) {
   return with_types<BackwardCall>(p, g);
 }
 
+int filter_map(const kla_scan_params& p, void* maps) { return with_types<FilterMapCall>(p, maps); }
+
+int adjoint_map(const kla_scan_params& p, const kla_scan_grads& g, void* maps) {
+  return with_types<AdjointMapCall>(p, g, maps);
+}
+
 }  // namespace
 
-extern const Kernels kernels{forward, backward};
+extern const Kernels kernels{forward, backward, filter_map, adjoint_map};
 
 }  // namespace KLA_ISA_NAMESPACE
 }  // namespace kla

@@ -76,6 +76,17 @@ int kla_scan_backward(const kla_scan_params* params, const kla_scan_grads* grads
                  [&](const kla::Kernels& kernels) { return kernels.backward(*params, *grads); });
 }
 
+int kla_scan_filter_map(const kla_scan_params* params, void* map) {
+  return guarded(params, [&](const kla::Kernels& kernels) { return kernels.filter_map(*params, map); });
+}
+
+int kla_scan_adjoint_map(const kla_scan_params* params, const kla_scan_grads* grads, void* map) {
+  if (grads == nullptr) return KLA_ERROR_ARGUMENT;
+  return guarded(params, [&](const kla::Kernels& kernels) {
+    return kernels.adjoint_map(*params, *grads, map);
+  });
+}
+
 const char* kla_status_text(int status) {
   switch (status) {
     case KLA_OK: return "ok";

@@ -40,6 +40,14 @@ struct SegmentArrays {
     for (T** x : {&s_in, &mu_in, &s_out, &mu_out}) *x = arena.take<T>(size);
   }
 
+  // Only the maps, where the caller wants them: one after the other.
+  SegmentArrays(T* maps, int64_t size) : s_in(), mu_in(), s_out(), mu_out() {
+    for (T*& x : map) {
+      x = maps;
+      maps += size;
+    }
+  }
+
   typename Way::Map map_at(int64_t i) const {
     if constexpr (Way::kReverse) return {map[0][i], map[1][i], map[2][i], map[3][i]};
     else return {map[0][i], map[1][i], map[2][i], map[3][i], map[4][i]};
@@ -64,18 +72,26 @@ class Segments {
   Segments(const Scan& p, const kla_scan_grads* g)
       : p_(p), g_(g), threads_(useful_threads(p)), groups_(p, threads_, W * kLanes<T>) {}
 
-  // Fills what enters every segment, from the arrays [rows, N, D] that enter the rows; null reads as 0.
-  int enter(const SegmentArrays<T, Way>& x, const void* s, const void* mu) const {
+  // Fills the maps of the segments: of all, or of those that something comes after.
+  int summarise(const SegmentArrays<T, Way>& x, bool all) const {
     Arena measure(nullptr);
     SummaryScratch<T, W>(measure, p_, groups_);
     const Block block(measure.used() * static_cast<size_t>(threads_));
     if (!block) return KLA_ERROR_MEMORY;
-    auto summarise = [&](int64_t i, int worker) {
+    auto task = [&](int64_t i, int worker) {
+      const int64_t r = i / groups_.count;
+      if (!all && r == at(r / p_.segments, p_.segments - 1)) return;
       Arena arena(block.data() + measure.used() * static_cast<size_t>(worker));
       SummaryScratch<T, W> scratch(arena, p_, groups_);
-      summarise_segment(i / groups_.count, i % groups_.count, scratch, x);
+      summarise_segment(r, i % groups_.count, scratch, x);
     };
-    parallel_for(threads_, p_.pool, p_.R * groups_.count, summarise);
+    parallel_for(threads_, p_.pool, p_.R * groups_.count, task);
+    return KLA_OK;
+  }
+
+  // Fills what enters every segment, from the arrays [rows, N, D] that enter the rows; null reads as 0.
+  int enter(const SegmentArrays<T, Way>& x, const void* s, const void* mu) const {
+    if (const int status = summarise(x, false)) return status;
     auto carry = [&](int64_t row, int) {
       copy(s, row, x.s_in, at(row, 0));
       copy(mu, row, x.mu_in, at(row, 0));
@@ -123,7 +139,6 @@ class Segments {
 
   void summarise_segment(int64_t r, int64_t g, SummaryScratch<T, W>& x,
                          const SegmentArrays<T, Way>& out) const {
-    if (r == at(r / p_.segments, p_.segments - 1)) return;  // nothing comes after it
     const Row row = row_at(p_, r);
     const int64_t d0 = groups_.begin(g), size = groups_.size(g);
     const auto read = [&](int field, const void* src, int64_t index) {
@@ -195,6 +210,13 @@ int backward_segments(const Scan& p, const kla_scan_grads& g) {
   if (const int status = Backward<M, T, W>(p, rows).run()) return status;
   segments.leave(x, g.dvariance_0, g.dmean_0);
   return KLA_OK;
+}
+
+// The maps of whole rows, [fields, R, N, D], for callers that cut time themselves.
+template <class M, class T, int W, class Way>
+int summarise_rows(const Scan& p, const kla_scan_grads* g, void* maps) {
+  const SegmentArrays<T, Way> x(static_cast<T*>(maps), p.R * p.N * p.D);
+  return Segments<M, T, W, Way>(p, g).summarise(x, true);
 }
 
 }  // namespace KLA_ISA_NAMESPACE

@@ -4,6 +4,8 @@ from kalman_attention.ops.cpu.library import info as info
 from kalman_attention.ops.cpu.library import why_not as why_not
 from kalman_attention.ops.cpu.linear import linear_backward as linear_backward
 from kalman_attention.ops.cpu.linear import linear_forward as linear_forward
+from kalman_attention.ops.cpu.scan import adjoint_map as adjoint_map
 from kalman_attention.ops.cpu.scan import backward as backward
+from kalman_attention.ops.cpu.scan import filter_map as filter_map
 from kalman_attention.ops.cpu.scan import forward as forward
 from kalman_attention.ops.cpu.scan import step as step

@@ -107,6 +107,26 @@ def run_backward(
     check(load().kla_scan_backward(_pack(call, outputs, isa, pool), packed))
 
 
+def run_filter_map(call: Call, isa: str, pool: str) -> Tensor:
+    """Summaries of all rows, ``[5, R, N, D]`` in the order of ``FilterMap``."""
+    found = call.mean_0.new_empty(5, *call.mean_0.shape)
+    check(load().kla_scan_filter_map(_pack(call, Outputs(), isa, pool), at(found)))
+    return found
+
+
+def run_adjoint_map(
+    call: Call, checkpoints: Tensor, dy: Tensor | None, dy_var: Tensor | None, isa: str, pool: str
+) -> Tensor:
+    """Summaries of all rows, ``[4, R, N, D]`` in the order of ``AdjointMap``."""
+    dy, dy_var = (None if x is None else rows(x) for x in (dy, dy_var))
+    saved = dense(checkpoints, call.mean_0.dtype)
+    packed = _GRADS.pack(*array(dy), *array(dy_var), *([0] * 10))
+    found = call.mean_0.new_empty(4, *call.mean_0.shape)
+    params = _pack(call, Outputs(checkpoints=saved), isa, pool)
+    check(load().kla_scan_adjoint_map(params, packed, at(found)))
+    return found
+
+
 def _pack(call: Call, out: Outputs, isa: str, pool: str) -> bytes:
     (B, T, D), (R, N, _), mask = call.v.shape, call.mean_0.shape, call.mask
     return PARAMS.pack(

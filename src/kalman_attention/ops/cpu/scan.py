@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from kalman_attention.filtering.stretch import AdjointMap, FilterMap
 from kalman_attention.ops.contract import ScanGrads, ScanInputs, ScanResult
 from kalman_attention.ops.cpu.call import (
     KALMAN,
@@ -11,7 +12,9 @@ from kalman_attention.ops.cpu.call import (
     Outputs,
     new_checkpoints,
     prepare,
+    run_adjoint_map,
     run_backward,
+    run_filter_map,
     run_forward,
 )
 from kalman_attention.ops.cpu.library import ABI_VERSION, check, load
@@ -80,6 +83,48 @@ def backward(
     grads = ScanGrads(*(torch.empty(x.shape, dtype=x.dtype) for x in floats if x is not None))
     run_backward(call, checkpoints, (dy, dy_var, dmean, dvariance), grads, isa, pool)
     return ScanGrads(*(g.to(x.dtype) for g, x in zip(grads, inputs[:8], strict=True)))
+
+
+def filter_map(inputs: ScanInputs, *, isa: str = "auto", pool: str = "auto") -> FilterMap:
+    """What the tokens of every row do to the belief before them.
+
+    Args:
+        inputs: validated arguments on the CPU; q and the belief are not read.
+        isa: instruction set, for tests.
+        pool: thread pool, for tests.
+
+    Returns:
+        Entries ``[R, N, D]`` in the compute dtype.
+    """
+    call = prepare(Call(KALMAN, *inputs), inputs.arithmetic_dtype)
+    return FilterMap(*run_filter_map(call, isa, pool).to(inputs.compute_dtype))
+
+
+def adjoint_map(
+    inputs: ScanInputs,
+    checkpoints: Tensor,
+    dy: Tensor | None,
+    dy_var: Tensor | None,
+    *,
+    isa: str = "auto",
+    pool: str = "auto",
+) -> AdjointMap:
+    """What the tokens of every row do to the gradients by the belief after them.
+
+    Args:
+        inputs: the arguments of the forward pass.
+        checkpoints: what it saved.
+        dy: gradient by y, or None for 0.
+        dy_var: gradient by y_var, or None for 0.
+        isa: instruction set, for tests.
+        pool: thread pool, for tests.
+
+    Returns:
+        Entries ``[R, N, D]`` in the compute dtype.
+    """
+    call = prepare(Call(KALMAN, *inputs), inputs.arithmetic_dtype)
+    found = run_adjoint_map(call, checkpoints, dy, dy_var, isa, pool)
+    return AdjointMap(*found.to(inputs.compute_dtype))
 
 
 def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:

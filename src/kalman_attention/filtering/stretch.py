@@ -1,0 +1,129 @@
+r"""What a stretch of tokens does to whatever enters it, in numbers that need no rescaling.
+
+The projective map of ``projective``, divided by its entry ww, is known by five numbers per slot and
+channel: the belief (s, mu) that a start in the certain state 0 ends in, the gain A that is left of
+another start, and what the tokens say about that start: precision J and information eta. For the
+seven entries: xw = s, uw = mu, ww = 1, wx = J, uu = A, xx = A^2 + s J, ux = A eta + mu J. A belief
+(s_0, mu_0) that enters comes out as
+
+.. math:: s' = s + \frac{A^2 s_0}{1 + J s_0}, \qquad
+          \mu' = \mu + \frac{A (\mu_0 + s_0 \eta)}{1 + J s_0}.
+
+All five are bounded by themselves, so nothing has to be divided out, and the two entries that
+would have to be rebuilt from others are never needed. Given the beliefs, the adjoint of a stretch
+is affine and known by four numbers. Both are built forward in time, a token at a time.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kalman_attention._typing import Belief, Dynamics
+from kalman_attention.filtering.moment import KLAState
+
+
+class FilterMap(NamedTuple):
+    """From the belief before a stretch to the belief after it, entries ``[..., N, D]``."""
+
+    s: Tensor
+    mu: Tensor
+    gain: Tensor
+    J: Tensor
+    eta: Tensor
+
+    @classmethod
+    def identity_like(cls, x: Tensor) -> "FilterMap":
+        """The map of no token, with entries of the shape and dtype of ``x``."""
+        zero = torch.zeros_like(x)
+        return cls(s=zero, mu=zero, gain=torch.ones_like(x), J=zero, eta=zero)
+
+    def then(self, a_bar: Dynamics, p_bar: Dynamics, phi: Belief, b: Belief) -> "FilterMap":
+        """This map followed by one token: the filter itself, and what becomes of the start."""
+        P = a_bar * (a_bar * self.s) + p_bar
+        r = 1.0 / (1.0 + phi * P)
+        e = b - phi * (a_bar * self.mu)  # what the token says beyond the prediction
+        before = a_bar * self.gain
+        gain = r * before
+        return FilterMap(
+            s=P * r,
+            mu=a_bar * self.mu + P * r * e,
+            gain=gain,
+            J=self.J + phi * before * gain,
+            eta=self.eta + gain * e,
+        )
+
+    def compose(self, earlier: "FilterMap") -> "FilterMap":
+        """The map that applies ``earlier`` first and ``self`` after it."""
+        scale = 1.0 / (1.0 + self.J * earlier.s)
+        return FilterMap(
+            s=self.s + self.gain * (self.gain * (earlier.s * scale)),
+            mu=self.mu + self.gain * ((earlier.mu + earlier.s * self.eta) * scale),
+            gain=self.gain * earlier.gain * scale,
+            J=earlier.J + earlier.gain * (earlier.gain * (self.J * scale)),
+            eta=earlier.eta + earlier.gain * ((self.eta - self.J * earlier.mu) * scale),
+        )
+
+    def apply(self, state: KLAState) -> KLAState:
+        """Belief after the stretch, from the belief before it."""
+        scale = 1.0 / (1.0 + self.J * state.variance)
+        return KLAState(
+            mean=self.mu + self.gain * ((state.mean + state.variance * self.eta) * scale),
+            variance=self.s + self.gain * (self.gain * (state.variance * scale)),
+        )
+
+
+class AdjointMap(NamedTuple):
+    """From gradients by the belief after a stretch to those by the belief before it.
+
+    dmu -> gain dmu + dmu_0 and ds -> gain^2 ds + cross dmu + ds_0, entries ``[..., N, D]``: dmu_0
+    and ds_0 come from the gradients by the outputs of the stretch.
+    """
+
+    gain: Tensor
+    cross: Tensor
+    dmu_0: Tensor
+    ds_0: Tensor
+
+    @classmethod
+    def identity_like(cls, x: Tensor) -> "AdjointMap":
+        """The map of no token, with entries of the shape and dtype of ``x``."""
+        zero = torch.zeros_like(x)
+        return cls(gain=torch.ones_like(x), cross=zero, dmu_0=zero, ds_0=zero)
+
+    def then(self, a_bar: Dynamics, r: Belief, e: Belief, dmu: Belief, ds: Belief) -> "AdjointMap":
+        """This map followed by one token, whose adjoint is applied before it.
+
+        Args:
+            a_bar: decay.
+            r: retention of the token, ``moment.retention``.
+            e: what it says beyond the prediction, b - phi a mu.
+            dmu: gradient that its outputs add to that of the mean.
+            ds: likewise of the variance.
+        """
+        c = a_bar * r
+        gain = c * self.gain
+        cross = c * self.cross + gain * (gain * e)
+        return AdjointMap(
+            gain=gain,
+            cross=cross,
+            dmu_0=self.dmu_0 + gain * dmu,
+            ds_0=self.ds_0 + cross * dmu + gain * (gain * ds),
+        )
+
+    def compose(self, earlier: "AdjointMap") -> "AdjointMap":
+        """The map of ``earlier`` and then ``self``, in time; adjoints pass ``self`` first."""
+        dmu, ds = earlier.apply(self.dmu_0, self.ds_0)
+        return AdjointMap(
+            gain=earlier.gain * self.gain,
+            cross=earlier.gain * (earlier.gain * self.cross) + earlier.cross * self.gain,
+            dmu_0=dmu,
+            ds_0=ds,
+        )
+
+    def apply(self, dmu: Belief, ds: Belief) -> tuple[Belief, Belief]:
+        """Gradients by mean and variance before the stretch, from those after it."""
+        return (
+            self.gain * dmu + self.dmu_0,
+            self.gain * (self.gain * ds) + self.cross * dmu + self.ds_0,
+        )

@@ -1,0 +1,71 @@
+"""Batches as trees of tensors, and the part of one that a rank works on."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    """The same tree of tuples, lists and dictionaries with ``change`` applied to its tensors."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, dict):
+        return {key: map_tensors(change, value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(change, value) for value in batch))
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(map_tensors(change, value) for value in batch)
+    return batch
+
+
+def named_tensors(batch: Any, prefix: str = "batch") -> Iterator[tuple[str, Tensor]]:
+    """All tensors of a tree, with their places as names."""
+    if isinstance(batch, Tensor):
+        yield prefix, batch
+    elif isinstance(batch, dict):
+        for key, value in batch.items():
+            yield from named_tensors(value, f"{prefix}.{key}")
+    elif isinstance(batch, (tuple, list)):
+        for i, value in enumerate(batch):
+            yield from named_tensors(value, f"{prefix}.{i}")
+
+
+class Share(NamedTuple):
+    """The rows of a batch that a rank works on.
+
+    Attributes:
+        batch: of the same form.
+        rows: how many count; 0 if there are fewer rows than ranks and none is left for this one,
+            which then works on a row of another.
+    """
+
+    batch: Any
+    rows: int
+
+
+def share_rows(batch: Any, index: int, count: int) -> Share:
+    """Rows of a batch for one of ``count`` ranks: equally many for all, but for one at most.
+
+    Args:
+        batch: whose tensors all have the rows as first axis.
+        index: of the rank.
+        count: of all ranks.
+    """
+    sizes = {name: x.shape[0] if x.dim() else None for name, x in named_tensors(batch)}
+    if not sizes or None in sizes.values() or len(set(sizes.values())) > 1:
+        found = ", ".join(f"{name}: {size}" for name, size in sizes.items()) or "no tensor at all"
+        raise ValueError(
+            "a batch that is divided over ranks consists of tensors with the same rows first, got "
+            f"{found}."
+        )
+    rows = next(iter(sizes.values())) or 0
+    begin, end = (rows * i // count for i in (index, index + 1))
+    taken = slice(begin, end) if end > begin else slice(0, 1)
+    return Share(map_tensors(lambda x: x[taken], batch), end - begin)
+
+
+def piece(x: Tensor, index: int, count: int) -> Tensor:
+    """The part of ``[B, T, ...]`` that a rank of those that share sequences holds; may be empty."""
+    T = x.shape[1]
+    return x[:, T * index // count : T * (index + 1) // count]

@@ -1,0 +1,259 @@
+r"""Context parallelism: one sequence, split over ranks, filtered as if it were whole.
+
+Every rank holds a contiguous piece of the sequence. Layers that work token by token notice nothing.
+A KLA layer reaches across pieces twice, each time by one exchange of fixed size:
+
+**The convolution** needs the last K - 1 tokens before the piece. Every rank offers its own last
+ones, and each puts together what precedes it; a piece may be shorter than that, or empty.
+
+**The scan.** What the tokens of a piece do to any belief that enters it is known by five numbers
+per slot and channel (``filtering/stretch.py``; the seven entries of the projective map follow from
+them). The ranks gather these summaries. With (s_0, mu_0) the belief before the whole sequence, rank
+r applies the maps of ranks 0 ... r - 1 to it, one after the other,
+
+.. math:: s \leftarrow s_i + \frac{A_i^2 s}{1 + J_i s}, \qquad
+          \mu \leftarrow \mu_i + \frac{A_i (\mu + s \eta_i)}{1 + J_i s},
+
+and runs the ordinary fused scan from there. Only the belief that enters a piece comes from
+summaries.
+
+**Backward.** With the beliefs known, gradients by the belief after piece i turn into gradients by
+the belief before it by an affine map,
+
+.. math:: d\mu \leftarrow g_i\, d\mu + c_i, \qquad ds \leftarrow g_i^2\, ds + x_i\, d\mu + c'_i,
+
+four numbers per slot and channel, where c and c' come from the gradients by the outputs of the
+piece. The ranks gather them, rank r applies those of the last rank down to r + 1, starting from 0,
+and runs the ordinary backward pass with the result as the gradient by its last belief. Gradients
+are those of the whole sequence, exactly; nothing differentiates the composed maps, which tend to
+rank one.
+
+Gradients by what all ranks share (weights, the belief before the sequence) are parts: their sum
+over the ranks is the gradient. The belief before the sequence gets all of its from rank 0.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from kalman_attention._typing import Dynamics, Keys, Mask, Precisions, Values
+from kalman_attention.filtering.moment import KLAState
+from kalman_attention.filtering.stretch import AdjointMap, FilterMap
+from kalman_attention.models.block import Block
+from kalman_attention.nn.kla import KLA
+from kalman_attention.ops.checks import check_scan
+from kalman_attention.ops.contract import ScanInputs
+from kalman_attention.ops.engines import REFERENCE, resolve
+from kalman_attention.ops.kla_scan import scan as scan_op
+from kalman_attention.ops.kla_scan import scan_backward
+from kalman_attention.ops.output import ScanOutput
+from kalman_attention.ops.stretch import adjoint_map, filter_map
+from kalman_attention.parallel.exchange import Group, gather_with_gradient
+
+
+class RankContext:
+    """How the KLA layers of this rank reach those that hold the other pieces (``nn.context``).
+
+    Args:
+        group: the ranks that share sequences, in the order of their pieces.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def window(
+        self, x: Tensor, window: Tensor, mask: Mask | None, cu_seqlens: Tensor | None
+    ) -> Tensor:
+        """The last K - 1 tokens before this piece.
+
+        Args:
+            x: the piece, ``[B, T, D]``.
+            window: what precedes the whole sequence, ``[B, K - 1, D]``.
+            mask: of the piece, ``[B, T]``.
+            cu_seqlens: must be None.
+        """
+        _refuse_packing(cu_seqlens)
+        W = window.shape[1]
+        if W == 0:
+            return window
+        tail, held = _tail(x, mask, W)
+        offered = gather_with_gradient(torch.cat([tail, held.to(x.dtype)], -1), self.group)
+        window = window.to(x.dtype)
+        place = torch.arange(W, device=x.device).view(1, W, 1)
+        for i, piece in enumerate(offered):
+            tail, held = piece[..., :-1], piece[..., -1:]
+            # Later pieces count as empty: every rank takes part in the backward exchange.
+            count = held.sum(1, keepdim=True).long() * (i < self.group.rank)  # [B, 1, 1]
+            moved = window.gather(1, (place + count).clamp(max=W - 1).expand_as(window))
+            window = torch.where(place < W - count, moved, tail)
+        return window
+
+    def scan(
+        self,
+        v: Values,
+        lam_v: Precisions,
+        k: Keys,
+        q: Keys,
+        a_bar: Dynamics,
+        p_bar: Dynamics,
+        *,
+        state: KLAState | None = None,
+        mask: Mask | None = None,
+        cu_seqlens: Tensor | None = None,
+        return_variance: bool = False,
+        engine: str = "auto",
+    ) -> ScanOutput:
+        """``kla_scan`` of the whole sequence, of which the tokens here are a piece.
+
+        Args:
+            v: values of the piece, ``[B, T, D]``; T may be 0, and may differ between ranks.
+            lam_v: their precisions.
+            k: keys, ``[B, T, N]``.
+            q: queries, ``[B, T, N]``.
+            a_bar: decay per token, ``[N, D]``.
+            p_bar: process-noise variance per token, ``[N, D]``.
+            state: belief before the whole sequence, the same on every rank; None for the prior.
+            mask: ``[B, T]`` bool, False for padding.
+            cu_seqlens: must be None.
+            return_variance: also compute ``y_var``.
+            engine: as for ``kla_scan``, but the reference, which has no summaries.
+
+        Returns:
+            ``ScanOutput(y, y_var, state)`` of the piece; the state is the belief after it.
+        """
+        _refuse_packing(cu_seqlens)
+        inputs = check_scan(v, lam_v, k, q, a_bar, p_bar, state, mask, None)
+        chosen = resolve(engine, v.device, v.dtype)
+        if chosen == REFERENCE:
+            raise ValueError(
+                "the reference filters whole sequences only. For one that is split over ranks use "
+                "engine='auto'."
+            )
+        how = _How(self.group, chosen, return_variance)
+        y, y_var, mean, variance = _Scan.apply(*inputs[:8], mask, how)  # type: ignore[no-untyped-call]
+        return ScanOutput(y, y_var if return_variance else None, KLAState(mean, variance))
+
+
+class _How(NamedTuple):
+    group: Group
+    engine: str
+    return_variance: bool
+
+
+class _Scan(torch.autograd.Function):
+    """The scan of a piece; see the head of this file."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
+        how: _How = args[-1]
+        group, inputs = how.group, _inputs(args[:-1])
+        own = FilterMap.identity_like(inputs.mean_0)
+        if group.rank < group.size - 1:  # nobody asks what the last piece does
+            own = filter_map(inputs, how.engine)
+        maps = group.gather(torch.stack(own))
+        first = KLAState(inputs.mean_0, inputs.variance_0)
+        for i in range(group.rank):
+            first = FilterMap(*maps[i]).apply(first)
+        inputs = inputs._replace(mean_0=first.mean, variance_0=first.variance)
+        save = any(ctx.needs_input_grad)
+        *found, checkpoints = scan_op(*inputs, how.return_variance, save, how.engine)
+        ctx.save_for_backward(*inputs[:9], checkpoints)
+        ctx.how = how
+        ctx.set_materialize_grads(False)
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        *tensors, checkpoints = ctx.saved_tensors
+        how: _How = ctx.how
+        group, inputs = how.group, _inputs(tensors)
+        dy, dy_var, *last = grads
+        dy_var = dy_var if how.return_variance else None
+        dmu, ds = (torch.zeros_like(inputs.mean_0) if g is None else g for g in last)
+        own = AdjointMap.identity_like(inputs.mean_0)
+        if group.rank > 0:  # nothing comes before the first piece
+            own = adjoint_map(inputs, checkpoints, dy, dy_var, how.engine)
+            dmu_0, ds_0 = own.apply(dmu, ds)  # gradients by the belief after this very piece
+            own = own._replace(dmu_0=dmu_0, ds_0=ds_0)
+        maps = group.gather(torch.stack(own))
+        later = torch.zeros_like(dmu), torch.zeros_like(ds)
+        for i in reversed(range(group.rank + 1, group.size)):
+            later = AdjointMap(*maps[i]).apply(*later)
+        ends = dmu + later[0], ds + later[1]
+        found = scan_backward(*inputs, checkpoints, dy, dy_var, *ends, how.engine)
+        if group.rank > 0:  # zeros and not None: DDP waits for a gradient of every parameter
+            found = (*found[:6], *map(torch.zeros_like, found[6:]))
+        wanted = zip(found, ctx.needs_input_grad, strict=False)
+        return (*(grad if needed else None for grad, needed in wanted), None, None)
+
+
+def _inputs(tensors: Sequence[Any]) -> ScanInputs:
+    """The arguments of a scan without packed documents."""
+    return ScanInputs._make((*tensors, None))
+
+
+def _tail(x: Tensor, mask: Mask | None, W: int) -> tuple[Tensor, Tensor]:
+    """The last W real tokens of every row, at the end of ``[B, W, D]``, and where they are."""
+    B, T, D = x.shape
+    if mask is None:
+        n = min(T, W)
+        held = (torch.arange(W, device=x.device) >= W - n).view(1, W, 1).expand(B, W, 1)
+        return torch.cat([x.new_zeros(B, W - n, D), x[:, T - n :]], 1), held
+    from_end = mask.flip(1).cumsum(1).flip(1)  # 1 for the last real token
+    slot = torch.where(mask & (from_end <= W), W - from_end, W).unsqueeze(-1)  # W: not kept
+    held = torch.zeros(B, W + 1, 1, dtype=torch.bool, device=x.device).scatter(1, slot, True)
+    tail = x.new_zeros(B, W + 1, D).scatter(1, slot.expand_as(x), x)
+    return tail[:, :W], held[:, :W]
+
+
+def _refuse_packing(cu_seqlens: Tensor | None) -> None:
+    if cu_seqlens is not None:
+        raise ValueError(
+            "cu_seqlens packs documents into one row, which cannot be split over ranks yet: pass "
+            "rows [B, T] without cu_seqlens, or use context=1."
+        )
+
+
+@contextmanager
+def split_sequences(model: nn.Module, group: Group) -> Iterator[None]:
+    """While active, every call of the model sees a piece of the sequences, in the order of ranks.
+
+    Args:
+        model: whose mixers are all KLA; its other parts must work token by token.
+        group: the ranks that share sequences.
+    """
+    layers = _layers(model)
+    try:
+        for layer in layers:
+            layer.context = RankContext(group)
+        yield
+    finally:
+        for layer in layers:
+            layer.context = None
+
+
+@contextmanager
+def whole_sequences(model: nn.Module) -> Iterator[None]:
+    """While active, calls see whole sequences again, also inside ``split_sequences``."""
+    layers = [module for module in model.modules() if isinstance(module, KLA)]
+    before = [layer.context for layer in layers]
+    try:
+        for layer in layers:
+            layer.context = None
+        yield
+    finally:
+        for layer, context in zip(layers, before, strict=True):
+            layer.context = context
+
+
+def _layers(model: nn.Module) -> list[KLA]:
+    kinds = {m.kind for m in model.modules() if isinstance(m, Block)} - {"kla"}
+    if kinds:
+        raise ValueError(
+            f"sequences cannot be split over ranks for {' and '.join(sorted(kinds))}: only KLA has "
+            "summaries to exchange. Use context=1, or a plan of kla alone."
+        )
+    return [module for module in model.modules() if isinstance(module, KLA)]

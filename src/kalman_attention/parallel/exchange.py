@@ -1,0 +1,62 @@
+"""Exchanges between the ranks of a group, with gradients where they are needed."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some ranks that exchange with each other, and this process among them.
+
+    Attributes:
+        rank: of this process in the group, from 0.
+        size: ranks of the group.
+        handle: torch's name for it; None for all ranks.
+    """
+
+    rank: int
+    size: int
+    handle: dist.ProcessGroup | None = None
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Tensors of all ranks, which have one shape, stacked: ``[size, ...]``; no gradient."""
+        x = x.detach().contiguous()
+        found = [torch.empty_like(x) for _ in range(self.size)]
+        dist.all_gather(found, x, group=self.handle)
+        return torch.stack(found)
+
+    def add(self, x: Tensor) -> Tensor:
+        """Sum over all ranks; no gradient."""
+        x = x.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(x, group=self.handle)
+        return x
+
+    def largest(self, x: Tensor) -> Tensor:
+        """Largest value over all ranks, element by element; no gradient."""
+        x = x.detach().clone()
+        dist.all_reduce(x, dist.ReduceOp.MAX, group=self.handle)
+        return x
+
+
+def gather_with_gradient(x: Tensor, group: Group) -> Tensor:
+    """``Group.gather`` whose gradient is what all ranks together say about ``x``.
+
+    The backward pass is an exchange too: it must be reached on every rank, or on none.
+    """
+    found: Tensor = _Gather.apply(x, group)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return group.gather(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.group.add(grad)[ctx.group.rank], None

@@ -1,0 +1,232 @@
+"""The processes that train one model, as ``torchrun`` starts them, and what they agree on."""
+
+import contextlib
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from kalman_attention.parallel.context import split_sequences, whole_sequences
+from kalman_attention.parallel.exchange import Group
+from kalman_attention.parallel.objective import Loss, Objective, SharedObjective
+from kalman_attention.parallel.sharding import broadcast_weights, collect, shard
+
+Kind = Literal["ddp", "fsdp"]
+_ALONE = Group(0, 1)
+
+
+class Parallel:
+    """How many processes train together; without arguments, one alone.
+
+    Ranks form a grid, data x context: those of one row share sequences, and each row has its part
+    of every batch. Weights are whole on every rank (``"ddp"``) or spread over all of them
+    (``"fsdp"``). All ranks read the same stream of batches and keep their part of each, so that
+    the batches, their order and the cursor are those of one process.
+
+    Args:
+        kind: ``"ddp"`` or ``"fsdp"``; None for one process.
+        context: ranks that share a sequence.
+        device: of this process.
+        timeout: seconds after which a rank that waits for those of its row gives up.
+    """
+
+    def __init__(
+        self,
+        kind: Kind | None = None,
+        context: int = 1,
+        device: torch.device | str = "cpu",
+        timeout: float = 600.0,
+    ) -> None:
+        self.kind, self.device = kind, torch.device(device)
+        self.everyone = self.sharing = _ALONE
+        self._mesh: DeviceMesh | None = None
+        if kind is None and context == 1:
+            return
+        if kind not in ("ddp", "fsdp"):
+            raise ValueError(f"kind must be 'ddp' or 'fsdp', got {kind!r}.")
+        size = dist.get_world_size()
+        if context < 1 or size % context:
+            raise ValueError(
+                f"{size} ranks do not divide into groups of {context} that share sequences. Choose "
+                "a context that divides the number of ranks."
+            )
+        self.everyone = Group(dist.get_rank(), size)
+        self.sharing = _row(self.everyone, context, timedelta(seconds=timeout))
+        self._mesh = init_device_mesh(self.device.type, (size,)) if kind == "fsdp" else None
+
+    def __enter__(self) -> "Parallel":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.everyone.size > 1 or self.kind is not None:
+            dist.destroy_process_group()
+
+    @property
+    def main(self) -> bool:
+        """Whether this is the rank that prints and writes."""
+        return self.everyone.rank == 0
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.everyone.size
+
+    @property
+    def seed_parts(self) -> tuple[int | str, ...]:
+        """What makes this rank's random numbers its own; rank 0 has those of one process."""
+        return () if self.main else ("rank", self.everyone.rank)
+
+    @contextlib.contextmanager
+    def prepared(
+        self, model: nn.Module, groups: Sequence[dict[str, Any]] | None
+    ) -> Iterator[Sequence[dict[str, Any]] | None]:
+        """Make a model that of all ranks: the weights of rank 0, spread or not, sequences cut.
+
+        Args:
+            model: changed in place.
+            groups: parameter groups of it, or None.
+
+        Yields:
+            The same groups of the parameters that the model has now.
+        """
+        if self.kind is None:
+            yield groups
+            return
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        broadcast_weights(model)
+        if self._mesh is not None:
+            shard(model, self._mesh)
+        if groups is not None:
+            own = dict(model.named_parameters())
+            groups = [
+                {**group, "params": [own.get(names.get(id(p), ""), p) for p in group["params"]]}
+                for group in groups
+            ]
+        cut = self.sharing.size > 1
+        with split_sequences(model, self.sharing) if cut else contextlib.nullcontext():
+            yield groups
+
+    def objective(self, model: nn.Module, loss: Loss) -> Objective:
+        """The loss of a model that was ``prepared``, over all ranks."""
+        if self.kind is None:
+            return Objective(model, loss)
+        ddp = self.kind == "ddp"
+        return SharedObjective(model, loss, self.everyone, self.sharing, ddp=ddp)
+
+    @contextlib.contextmanager
+    def evaluating(self, model: nn.Module) -> Iterator[None]:
+        """While active, every rank evaluates by itself, on whole sequences."""
+        with whole_sequences(model):
+            yield
+        if self.kind == "fsdp":
+            model.reshard()  # type: ignore[operator] # without a backward pass nothing else does
+
+    def collect(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors, on the rank that writes; all ranks must call."""
+        return dict(tensors) if self.kind is None else collect(tensors, keep=self.main)
+
+    def agree(self, value: int) -> int:
+        """The largest of a number over all ranks."""
+        if self.size == 1:
+            return value
+        return int(self.everyone.largest(torch.tensor(value, device=self.device)))
+
+    def follow(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The values of rank 0, on every rank; all must have the same names."""
+        if self.size == 1:
+            return dict(values)
+        found = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
+        dist.broadcast(found, 0)
+        return dict(zip(values, found.tolist(), strict=True))
+
+    def command(self, program: Sequence[str]) -> str | None:
+        """How to start all ranks again, given how this one was; None if only the caller knows."""
+        local = os.environ.get("LOCAL_WORLD_SIZE")
+        if self.kind is None or local is None or int(local) != self.size:
+            return shlex.join(program) if self.kind is None else None
+        rest = [word for word in program[1:] if word != "-u"]
+        return shlex.join(["torchrun", f"--nproc-per-node={local}", *rest])
+
+
+def from_environment(
+    kind: Kind = "ddp",
+    *,
+    context: int = 1,
+    timeout: float = 600.0,
+    backend: str | None = None,
+) -> Parallel:
+    """Join the ranks that ``torchrun`` has started; to be used with ``with``.
+
+    Args:
+        kind: ``"ddp"``, weights whole on every rank, or ``"fsdp"``, spread over all.
+        context: ranks that share a sequence; it must divide their number.
+        timeout: seconds after which a rank that waits for another gives up.
+        backend: of torch; None for NCCL where there is a GPU for every rank, else gloo.
+
+    Returns:
+        For ``fit(..., parallel=...)``. Put the model on its ``device`` first.
+    """
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
+    if missing:
+        raise ValueError(
+            f"the environment has no {', '.join(missing)}: start the program with torchrun, for "
+            "instance torchrun --nproc-per-node=2 train.py, or train in one process."
+        )
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cpu")
+    if torch.cuda.is_available() and torch.cuda.device_count() > local:
+        device = torch.device("cuda", local)
+        torch.cuda.set_device(device)
+    backend = backend or ("nccl" if device.type == "cuda" else "gloo")
+    _join(backend, timedelta(seconds=timeout))
+    try:
+        return Parallel(kind, context, device, timeout)
+    except BaseException:
+        dist.destroy_process_group()
+        raise
+
+
+def _row(everyone: Group, context: int, timeout: timedelta) -> Group:
+    """The ranks that share sequences with this one.
+
+    Not by a mesh of two dimensions: its groups would wait for half an hour, whatever was asked for.
+    """
+    place, size = everyone.rank % context, everyone.size
+    if context in (1, size):
+        return Group(place, context)
+    rows = [list(range(i, i + context)) for i in range(0, size, context)]
+    handle, _ = dist.new_subgroups_by_enumeration(rows, timeout=timeout)  # type: ignore[no-untyped-call]
+    return Group(place, context, handle)
+
+
+def _join(backend: str, timeout: timedelta) -> None:
+    """Meet the other ranks.
+
+    torchrun keeps one store for all restarts, in which a restarted rank would find the addresses
+    of those that died (torch 2.13). On one machine all ranks know how often they were started, so
+    every start can have names of its own; on several they may count differently.
+    """
+    environment = os.environ
+    rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    kept = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not kept or environment.get("LOCAL_WORLD_SIZE") != environment["WORLD_SIZE"]:
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    store = TCPStore(address, port, size, is_master=False, timeout=timeout)
+    start = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    own = PrefixStore(f"start-{start}", store)
+    dist.init_process_group(backend, timeout=timeout, store=own, rank=rank, world_size=size)
