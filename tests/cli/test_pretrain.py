@@ -14,11 +14,12 @@ pytest.importorskip("tokenizers")
 
 from kalman_attention.cli.main import build_parser, main
 from kalman_attention.cli.pretrain import chosen_recipe, count, power_count
-from kalman_attention.evaluation.checkpoint import RUNS
+from kalman_attention.evaluation.checkpoint import RUNS, load_checkpoint
 from kalman_attention.recipes import pretrain_run
 from kalman_attention.recipes.pretrain import recipe
 from kalman_attention.train.metrics import read_metrics
 from tests.data.small import shards
+from tests.parallel.launch import torchrun
 
 PAGE = Path(__file__).parents[2] / "docs" / "pretraining.md"
 TINY = ["--tokens", "256", "--batch-tokens", "64", "--seq-len", "16", "--micro-batch", "4"]
@@ -59,6 +60,35 @@ def test_the_plan_with_data(here, capsys):
     assert "no data yet" not in said
     assert "paper" not in said
     assert not Path(RUNS).exists()
+
+
+def losses(folder):
+    return [record["loss"] for record in read_metrics(Path(folder)) if record["kind"] == "train"]
+
+
+def test_two_processes_train_as_one_does(here):
+    assert main(["pretrain", "nano", *TINY, "--quiet", "--out", "alone"]) == 0
+    for name, how in {"context": ["ddp", "--context", "2"], "spread": ["fsdp"]}.items():
+        torchrun(
+            2,
+            "kalman_attention",
+            "pretrain",
+            "nano",
+            *TINY,
+            "--out",
+            here / name,
+            "--data",
+            here / "runs/data",
+            "--parallel",
+            *how,
+        )
+        assert losses(name) == pytest.approx(losses("alone"), abs=1e-5)
+        assert load_checkpoint(name).model.num_parameters() > 0
+
+
+def test_context_needs_processes(here, capsys):
+    assert main(["pretrain", "nano", "--context", "2"]) == 1
+    assert "--context needs --parallel" in capsys.readouterr().err
 
 
 def test_train_evaluate_generate_without_arguments(here, capsys, monkeypatch):

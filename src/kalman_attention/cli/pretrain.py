@@ -5,12 +5,15 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kalman_attention.cli.table import render
 from kalman_attention.evaluation.checkpoint import RUNS
 from kalman_attention.recipes.pretrain import RECIPES, PretrainRecipe, recipe
 from kalman_attention.train.optim import Rates
+
+if TYPE_CHECKING:
+    from kalman_attention.parallel.ranks import Parallel
 
 DATA = Path("runs/data")
 """Where ``kla data`` writes unless told otherwise."""
@@ -51,6 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help=f"folder of the run (default: {RUNS}/RECIPE)")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and stop")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--parallel",
+        choices=("ddp", "fsdp"),
+        help="train with the processes that torchrun started (python -m kalman_attention), with "
+        "weights whole on each or spread over all",
+    )
+    parser.add_argument("--context", type=int, default=1, help="processes that share a sequence")
     parser.add_argument("--tensorboard", action="store_true")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     changed = parser.add_argument_group("what differs from the recipe")
@@ -78,27 +88,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan, train, and print what came out."""
     chosen = chosen_recipe(args)
-    data = args.data if args.data or args.dry_run else DATA
-    print(f"{plan_table(chosen, data)}\n", flush=True)
     if args.dry_run:
+        print(plan_table(chosen, args.data))
         return 0
+    if args.parallel is None:
+        if args.context != 1:
+            raise ValueError("--context needs --parallel ddp or fsdp, and torchrun.")
+        return _train(args, chosen, None)
+    from kalman_attention.parallel.ranks import from_environment
+
+    with from_environment(args.parallel, context=args.context) as parallel:
+        return _train(args, chosen, parallel)
+
+
+def _train(args: argparse.Namespace, chosen: PretrainRecipe, parallel: "Parallel | None") -> int:
     from kalman_attention.recipes.pretrain_run import SUMMARY, pretrain
 
-    out = args.out or RUNS / args.recipe
-    print(f"data: {data}, run: {out}", flush=True)
+    main = parallel is None or parallel.main
+    data, out = args.data or DATA, args.out or RUNS / args.recipe
+    if main:
+        print(f"{plan_table(chosen, data)}\n\ndata: {data}, run: {out}", flush=True)
     pretrain(
         chosen,
         data,
         out,
-        device=args.device,
-        progress=not args.quiet,
+        device=args.device if parallel is None else parallel.device,
+        progress=main and not args.quiet,
         tensorboard=args.tensorboard,
-        command=shlex.join(["kla", *sys.argv[1:]]),
+        command=shlex.join(["kla", *sys.argv[1:]]) if parallel is None else None,
+        parallel=parallel,
     )
-    print(f"\n{summary_table(json.loads((out / SUMMARY).read_text(encoding='utf-8')))}\n")
-    for path in _draw(out, chosen):
-        print(path)
-    print(f"next: kla eval {out}\n      kla generate {out}")
+    if main:
+        print(f"\n{summary_table(json.loads((out / SUMMARY).read_text(encoding='utf-8')))}\n")
+        for path in _draw(out, chosen):
+            print(path)
+        print(f"next: kla eval {out}\n      kla generate {out}")
     return 0
 
 

@@ -27,6 +27,19 @@ class Embedding(nn.Embedding):
 
     parameter_group: ClassVar[str] = "embedding"
 
+    def forward(self, input_ids: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Embeddings ``[..., d_model]``.
+
+        Args:
+            input_ids: tokens.
+            dtype: of the result, None for that of the table, which may be stored in a shorter one.
+                Its gradient is still summed in this dtype, and rounded once.
+        """
+        dtype = dtype or self.weight.dtype
+        if torch.is_grad_enabled() and self.weight.requires_grad:
+            return nn.functional.embedding(input_ids, self.weight.to(dtype))
+        return nn.functional.embedding(input_ids, self.weight).to(dtype)
+
 
 class Head(nn.Linear):
     """From the residual stream to logits; a bias, if there is one, starts at 0."""
@@ -72,15 +85,9 @@ class LanguageModel(BlockStack):
             block.scale_residuals(1.0 / math.sqrt(branches))
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """Embeddings of tokens, ``[..., d_model]``, in the dtype that the blocks compute in.
-
-        The table may be stored in a shorter dtype than the rest of the model. Its gradient is then
-        still summed in the dtype of the blocks, and rounded once.
-        """
-        table, dtype = self.embedding.weight, self.norm.weight.dtype
-        if torch.is_grad_enabled() and table.requires_grad:
-            return nn.functional.embedding(input_ids, table.to(dtype))
-        return nn.functional.embedding(input_ids, table).to(dtype)
+        """Embeddings of tokens, ``[..., d_model]``, in the dtype that the blocks compute in."""
+        found: Tensor = self.embedding(input_ids, self.norm.weight.dtype)
+        return found
 
     def init_states(self, batch_size: int, *, capacity: int = 0) -> States:
         """One state per block, before the first token.

@@ -20,11 +20,14 @@ _BLOCK_METHODS = ("hold", "resume")
 def shard(model: nn.Module, mesh: DeviceMesh) -> None:
     """Spread the parameters of a model over a mesh: each block by itself, then all the rest.
 
+    FSDP wants one dtype at a time, so an embedding in bfloat16 goes by itself too; its gradients
+    are added up in float32.
+
     Args:
         model: changed in place; its parameters become ``DTensor``.
         mesh: of one dimension.
     """
-    from torch.distributed.fsdp import FSDPModule, fully_shard
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     if isinstance(model, FSDPModule):
         return
@@ -32,6 +35,11 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
         for block in model.stack():
             fully_shard(block, mesh=mesh)
             _gather_for(block, _BLOCK_METHODS)
+    for child in model.children():
+        if {p.dtype for p in child.parameters()} == {torch.bfloat16}:
+            fully_shard(
+                child, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32)
+            )
     fully_shard(model, mesh=mesh)
     _gather_for(model, _MODEL_METHODS)
 

@@ -22,11 +22,13 @@ from kalman_attention.evaluation.validation import validation_bits
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.files import write_atomically
 from kalman_attention.models.language_model import LanguageModel
+from kalman_attention.models.storage import load_model
+from kalman_attention.parallel.ranks import Parallel
 from kalman_attention.recipes.machine import about
 from kalman_attention.recipes.pretrain import PretrainRecipe
 from kalman_attention.train.checkpoint import checkpoints
 from kalman_attention.train.loop import fit
-from kalman_attention.train.objective import Evaluate, Loss
+from kalman_attention.train.objective import Evaluate, Loss, token_loss
 from kalman_attention.train.optim import param_groups
 from kalman_attention.train.result import Result
 
@@ -42,7 +44,10 @@ def model_config(recipe: PretrainRecipe, vocab_size: int | None = None) -> Langu
 
 
 def build_model(
-    recipe: PretrainRecipe, vocab_size: int | None = None, *, device: str = "cpu"
+    recipe: PretrainRecipe,
+    vocab_size: int | None = None,
+    *,
+    device: torch.device | str = "cpu",
 ) -> LanguageModel:
     """The model with its first weights, which depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
@@ -53,22 +58,22 @@ def build_model(
     return model.to(device)
 
 
-def build_loader(
-    recipe: PretrainRecipe, data: ShardedTokens, *, rank: int = 0, world_size: int = 1
-) -> WindowLoader | PackingLoader:
-    """Micro-batches of the training split, or of the part of one rank."""
-    sizes, part = (recipe.micro_batch, recipe.seq_len), {"rank": rank, "world_size": world_size}
+def build_loader(recipe: PretrainRecipe, data: ShardedTokens) -> WindowLoader | PackingLoader:
+    """Micro-batches of the training split, of all processes together."""
+    sizes = (recipe.micro_batch, recipe.seq_len)
     if recipe.loader == "packing":
-        return PackingLoader(data, *sizes, split=TRAIN, **part)
-    lanes = max(1, recipe.batch_tokens // (recipe.seq_len * world_size))
-    return WindowLoader(data, *sizes, lanes=lanes, split=TRAIN, **part)
+        return PackingLoader(data, *sizes, split=TRAIN)
+    lanes = max(1, recipe.batch_tokens // recipe.seq_len)
+    return WindowLoader(data, *sizes, lanes=lanes, split=TRAIN)
 
 
 def build_loss(recipe: PretrainRecipe) -> Loss:
     """The loss of a micro-batch."""
+    if not recipe.reset_state:
+        return token_loss(recipe.loss, num_samples=recipe.num_samples)
 
     def loss(model: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
-        inputs, targets, borders = batch.packed() if recipe.reset_state else (*batch[:2], None)
+        inputs, targets, borders = batch.packed()
         assert isinstance(model, LanguageModel)
         return model.loss(
             inputs,
@@ -108,10 +113,11 @@ def pretrain(
     data: str | os.PathLike[str],
     folder: str | os.PathLike[str],
     *,
-    device: str = "cpu",
+    device: torch.device | str = "cpu",
     progress: bool = True,
     tensorboard: bool = False,
     command: str | None = None,
+    parallel: Parallel | None = None,
 ) -> Result:
     """Pretrain, or go on where the folder says; the folder is then a checkpoint with a tokenizer.
 
@@ -123,16 +129,19 @@ def pretrain(
         progress: show how it goes, on standard error.
         tensorboard: also write for TensorBoard.
         command: how to continue after an interruption; None for the command that was run.
+        parallel: the processes that train together, from ``parallel.from_environment``; None for
+            this one alone. Batches, and so the curve, are those of one process.
 
     Returns:
         ``Result`` of the training loop.
     """
+    main = parallel is None or parallel.main
     shards, folder = ShardedTokens(data), Path(folder)
     shards.check()  # a few seconds for what would cost hours
     tokenizer = shards.tokenizer()
     model = build_model(recipe, tokenizer.vocab_size, device=device)
     try:
-        if not checkpoints(folder / "checkpoints"):
+        if main and not checkpoints(folder / "checkpoints"):
             folder.mkdir(parents=True, exist_ok=True)
             tokenizer.save(folder)
             _write_json(folder / RUN, _origin(recipe, shards))
@@ -148,9 +157,12 @@ def pretrain(
             progress=progress,
             tensorboard=tensorboard,
             command=command,
+            parallel=parallel,
         )
-        save_checkpoint(model, tokenizer, folder)
-        _write_json(folder / SUMMARY, summary(recipe, model, result))
+        if main:
+            final = load_model(folder / "last") if parallel else model  # it may be in pieces here
+            save_checkpoint(final, tokenizer, folder)
+            _write_json(folder / SUMMARY, summary(recipe, final, result))
     except OSError as error:
         told = _explained(error, folder)
         if told is error:

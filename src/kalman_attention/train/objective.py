@@ -41,7 +41,8 @@ def token_loss(
         ignore_index: target that does not count.
 
     Returns:
-        A loss for batches of tokens ``[B, T + 1]``, or of pairs (inputs, targets), ``[B, T]`` each.
+        A loss for batches of tokens ``[B, T + 1]``, or that begin with inputs and targets,
+        ``[B, T]`` each.
     """
     return TokenLoss(kind, num_samples, ignore_index)
 
@@ -119,10 +120,10 @@ def token_evaluation(batches: Iterable[Any], *, ignore_index: int = -100) -> Eva
 
 
 def inputs_and_targets(batch: Any) -> tuple[Tensor, Tensor]:
-    """A pair (inputs, targets) as it is, or tokens ``[B, T + 1]`` cut into what precedes what."""
+    """The first two of a batch, or tokens ``[B, T + 1]`` cut into what precedes what."""
     if isinstance(batch, Tensor):
         return batch[:, :-1], batch[:, 1:]
     if len(batch) == 1:
         return inputs_and_targets(batch[0])
-    inputs, targets = batch
+    inputs, targets, *_ = batch
     return inputs, targets
