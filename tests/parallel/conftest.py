@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from tests.train.conftest import no_flush as no_flush
-
 
 @pytest.fixture
 def one_thread():

@@ -208,6 +208,7 @@ class Autoencoder(BlockStack):
         num_samples: int = 10,
         generator: torch.Generator | None = None,
         ignore_index: int = -100,
+        reduction: Literal["mean", "sum"] = "mean",
     ) -> Tensor:
         """Training loss; arguments as for ``LanguageModel.loss``.
 
@@ -217,7 +218,7 @@ class Autoencoder(BlockStack):
         if kind == "mean":
             hidden = self(input_ids).hidden
             return posterior_mean_cross_entropy(
-                self.head, hidden, targets, ignore_index=ignore_index
+                self.head, hidden, targets, ignore_index=ignore_index, reduction=reduction
             )
         mean, variance, context = self.read(input_ids)
         return marginal_nll(
@@ -229,6 +230,7 @@ class Autoencoder(BlockStack):
             num_samples=num_samples,
             generator=generator,
             ignore_index=ignore_index,
+            reduction=reduction,
         )
 
     def _decode(self, x: Tensor) -> Tensor:

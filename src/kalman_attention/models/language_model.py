@@ -86,7 +86,9 @@ class LanguageModel(BlockStack):
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Embeddings of tokens, ``[..., d_model]``, in the dtype that the blocks compute in."""
-        found: Tensor = self.embedding(input_ids, self.norm.weight.dtype)
+        dtype = self.norm.weight.dtype
+        same = self.embedding.weight.dtype == dtype  # then any embedding will do
+        found: Tensor = self.embedding(input_ids) if same else self.embedding(input_ids, dtype)
         return found
 
     def init_states(self, batch_size: int, *, capacity: int = 0) -> States:
