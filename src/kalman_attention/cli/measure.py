@@ -161,7 +161,12 @@ def available_memory(device: torch.device = CPU) -> int:
     """Bytes of memory that can still be had."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info()[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    kib = dict(line.split(":") for line in lines)["MemAvailable"].split()[0]
+    return int(kib) * 1024  # free pages and those of files, which make room
 
 
 def save_results(path: Path, results: dict[str, Any]) -> None:
