@@ -29,8 +29,9 @@ def by_hand(scored, data, stream, rows, reset_state=False):
     """Protocol: nats over targets that are no special tokens, over ln 2 times their bytes."""
     sizes, bos = data.tokenizer().token_bytes(), data.index.bos
     nats = size = count = 0
+    apart = len(stream) // rows
     for row in range(rows):
-        ids = stream[ROW * row : ROW * row + ROW + 1]
+        ids = stream[apart * row : apart * row + ROW + 1]
         for place in range(ROW):
             seen = ids[: place + 1]
             if reset_state and bos in seen:

@@ -31,7 +31,7 @@ def validation_bits(
         data: the opened shards, with their tokenizer.
         seq_len: tokens of a row.
         batch_size: rows that go through the model at a time; changes nothing else.
-        tokens: score so many at most, from the beginning of the split; None for all whole rows.
+        tokens: score so many at most, in rows evenly apart; None for all whole rows.
         reset_state: forget at the borders of documents.
 
     Returns:
@@ -64,8 +64,11 @@ def validation_bits(
 
 
 def _rows(data: ShardedTokens, seq_len: int, batch_size: int, rows: int) -> Iterator[Batch]:
-    """The first rows of the split, in batches."""
-    loader = WindowLoader(data, batch_size, seq_len, split=VALIDATION)
+    """So many rows of the split, in batches.
+
+    Evenly apart and not the first: the first documents may be easier, or harder, than the others.
+    """
+    loader = WindowLoader(data, batch_size, seq_len, split=VALIDATION, lanes=rows)
     for begin in range(0, rows, batch_size):
         batch = next(loader)
         yield Batch(*(x[: rows - begin] for x in batch))
