@@ -1,6 +1,7 @@
 """Every engine against the float64 reference: values and all gradients."""
 
 import itertools
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -121,6 +122,23 @@ def test_strided_inputs(engine: str) -> None:
         out = kla_scan(*tokens, *plain[4:], engine=engine)
         assert torch.equal(out.y, expected.y)
         assert torch.equal(out.state.mean, expected.state.mean)
+
+
+@pytest.mark.parametrize("evidence", [1e3, 1e4])
+def test_one_overwhelming_token(evidence) -> None:
+    # The figures of docs/engines.md: only d lam_v is outside the contract, and by so much.
+    lost = []
+    for seed in range(60):
+        call = make_call(Case(B=1, T=1, N=1, D=1, a_min=1.0, signed=False, p_max=0.0, seed=seed))
+        v, lam_v, k, q, *rest, variance = call.tensors
+        tensors = (v, torch.full_like(lam_v, evidence), torch.ones_like(k), q, *rest)
+        call = call._replace(tensors=(*tensors, torch.ones_like(variance)))
+        reference = run_call(call, "reference", torch.float64)
+        found = errors(run_call(call, "cpu", torch.float32), reference)
+        lost.append(found.pop("d lam_v"))
+        assert not misses(found)
+    assert statistics.median(lost) < 1e-7 * evidence
+    assert max(lost) < 3e-6 * evidence
 
 
 @pytest.mark.parametrize("engine", EVERY_ENGINE)
