@@ -36,6 +36,12 @@ def test_goals_of_the_scan() -> None:
     ]
 
 
+def test_goals_of_the_scan_again() -> None:
+    goals = read("benchmarks/results/scan_goals_again_2026-11-16.json")["goals"]
+    said = ", ".join(f"{goal['measured']:.2f}" for goal in goals)
+    assert f"A second run: {said}." in (ROOT / "docs" / "benchmarks.md").read_text()
+
+
 def test_mixers() -> None:
     results = read("benchmarks/results/mixers_2026-11-16.json")
     expected = [
