@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from kalman_attention.losses import marginal_nll, posterior_mean_cross_entropy
 from kalman_attention.models.block import Block
 from kalman_attention.models.config import LanguageModelConfig
-from kalman_attention.models.language_model import Embedding, Head
 from kalman_attention.models.output import ModelOutput
 from kalman_attention.models.stack import BlockStack
+from kalman_attention.models.vocabulary import Embedding, Head
 from kalman_attention.nn.norms import RMSNorm
 
 

@@ -1,7 +1,7 @@
 """The language model: embedding, blocks, final norm, head."""
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,41 +16,11 @@ from kalman_attention.models.output import ModelOutput, ModelReadout
 from kalman_attention.models.presets import preset
 from kalman_attention.models.stack import BlockStack
 from kalman_attention.models.uncertainty import Uncertainty, uncertainty
+from kalman_attention.models.vocabulary import Embedding, Head
 from kalman_attention.nn.mixer import LayerOutput
 from kalman_attention.nn.norms import RMSNorm
 
 States = tuple[Any, ...]
-
-
-class Embedding(nn.Embedding):
-    """Token embedding."""
-
-    parameter_group: ClassVar[str] = "embedding"
-
-    def forward(self, input_ids: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Embeddings ``[..., d_model]``.
-
-        Args:
-            input_ids: tokens.
-            dtype: of the result, None for that of the table, which may be stored in a shorter one.
-                Its gradient is still summed in this dtype, and rounded once.
-        """
-        dtype = dtype or self.weight.dtype
-        if torch.is_grad_enabled() and self.weight.requires_grad:
-            return nn.functional.embedding(input_ids, self.weight.to(dtype))
-        return nn.functional.embedding(input_ids, self.weight).to(dtype)
-
-
-class Head(nn.Linear):
-    """From the residual stream to logits; a bias, if there is one, starts at 0."""
-
-    parameter_group: ClassVar[str] = "head"
-
-    def reset_parameters(self) -> None:
-        """Start afresh."""
-        super().reset_parameters()
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
 
 
 class LanguageModel(BlockStack):

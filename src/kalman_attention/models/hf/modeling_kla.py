@@ -22,9 +22,10 @@ from kalman_attention.models.hf.caching_kla import adopt
 from kalman_attention.models.hf.configuration_kla import KLAConfig
 from kalman_attention.models.hf.generation_kla import KLAGenerationMixin
 from kalman_attention.models.hf.inputs_kla import next_labels, packed_borders, real_tokens
-from kalman_attention.models.language_model import Embedding, Head, LanguageModel
+from kalman_attention.models.language_model import LanguageModel
 from kalman_attention.models.output import ModelReadout
 from kalman_attention.models.uncertainty import Uncertainty, draw, predict_marginal
+from kalman_attention.models.vocabulary import Embedding, Head
 from kalman_attention.nn.float32 import KeepsFloat32
 from kalman_attention.nn.mixer import LayerOutput
 from kalman_attention.nn.norms import RMSNorm

@@ -1,0 +1,37 @@
+"""The two matrices over the vocabulary: tokens to the residual stream, and that to logits."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+
+class Embedding(nn.Embedding):
+    """Token embedding."""
+
+    parameter_group: ClassVar[str] = "embedding"
+
+    def forward(self, input_ids: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Embeddings ``[..., d_model]``.
+
+        Args:
+            input_ids: tokens.
+            dtype: of the result, None for that of the table, which may be stored in a shorter one.
+                Its gradient is still summed in this dtype, and rounded once.
+        """
+        dtype = dtype or self.weight.dtype
+        if torch.is_grad_enabled() and self.weight.requires_grad:
+            return nn.functional.embedding(input_ids, self.weight.to(dtype))
+        return nn.functional.embedding(input_ids, self.weight).to(dtype)
+
+
+class Head(nn.Linear):
+    """From the residual stream to logits; a bias, if there is one, starts at 0."""
+
+    parameter_group: ClassVar[str] = "head"
+
+    def reset_parameters(self) -> None:
+        """Start afresh."""
+        super().reset_parameters()
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
