@@ -54,7 +54,7 @@ def test_tables():
     assert rows[0] == ["piqa", "4", "50.0", "+-", "25.0", "75.0", "acc"]
     assert rows[1] == ["arc_challenge", "1", "100.0", "12.5", "acc_norm"]
     assert rows[2] == ["other", "1", "0.0", "-", "-"]
-    header, _, ours, first, *_ = (line.split() for line in paper_table("m", tasks).splitlines())
+    header, _, ours, first, *_ = (line.split() for line in paper_table({"m": tasks}).splitlines())
     assert header == ["from", "model", "PIQA", "ARC-C", "mean"]
     assert ours == ["this", "run", "m", "50.0", "12.5", "31.2"]
     assert first == ["paper", "GPT-45M", "58.0", "20.6", "39.3"]

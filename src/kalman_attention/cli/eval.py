@@ -116,7 +116,7 @@ def _tasks(args: argparse.Namespace, found: "Checkpoint") -> dict[str, Any]:
     print(score_table(result["tasks"]))
     if set(result["tasks"]) & set(BENCHMARKS):
         print(f"\nbeside it, in per cent ({paper.SOURCE}, {paper.ITEMS} items per task):\n")
-        print(paper_table(args.checkpoint.name, result["tasks"]))
+        print(paper_table({args.checkpoint.name: result["tasks"]}))
     return result
 
 
@@ -138,11 +138,18 @@ def score_table(tasks: dict[str, dict[str, Any]]) -> str:
     return render(["task", "items", "acc", "acc_norm", "in the paper"], rows)
 
 
-def paper_table(name: str, tasks: dict[str, dict[str, Any]]) -> str:
-    """The scores that the paper reports: ours first, the paper's below, each marked as such."""
-    chosen = [(i, b) for i, b in enumerate(BENCHMARKS.values()) if b.name in tasks]
-    ours = [100 * tasks[b.name][b.metric] for _, b in chosen]
-    rows = [["this run", name, *_cells(ours)]]
+def paper_table(runs: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """The scores that the paper reports: ours first, the paper's below, each marked as such.
+
+    Args:
+        runs: name of the model to its scores, by task; all of the same tasks.
+    """
+    common = next(iter(runs.values()))
+    chosen = [(i, b) for i, b in enumerate(BENCHMARKS.values()) if b.name in common]
+    rows = [
+        ["this run", name, *_cells([100 * tasks[b.name][b.metric] for _, b in chosen])]
+        for name, tasks in runs.items()
+    ]
     rows += [
         ["paper", model, *_cells([scores[i] for i, _ in chosen])]
         for model, scores in paper.SCORES.items()

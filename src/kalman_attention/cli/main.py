@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kalman_attention.cli import (
     bench,
     check,
+    compare,
     data,
     demo,
     generate,
@@ -52,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
         data,
         pretrain,
         evaluate,
+        compare,
         generate,
         bench,
     ):

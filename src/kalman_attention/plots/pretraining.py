@@ -1,4 +1,4 @@
-"""The learning curve of a pretraining run."""
+"""Learning curves of pretraining runs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,4 +34,30 @@ def plot_pretraining(
         axis.grid(alpha=0.3)
         axis.tick_params(labelsize=8)
     figure.suptitle(title, fontsize=9)
+    return figure
+
+
+def plot_comparison(
+    curves: Mapping[str, Sequence[tuple[float, float]]], *, skip: float = 0.1
+) -> Figure:
+    """Validation bits per byte of several runs over tokens.
+
+    Args:
+        curves: name to pairs (tokens, bits per byte).
+        skip: the part at the beginning that is not shown, where all fall steeply.
+
+    Returns:
+        The figure.
+    """
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    axis = figure.subplots()
+    for name, points in curves.items():
+        begin = skip * points[-1][0]
+        shown = [(tokens / 1e6, bits) for tokens, bits in points if tokens >= begin]
+        axis.plot(*zip(*shown, strict=True), lw=1.4, marker=".", label=name)
+    axis.set_xlabel("million tokens", fontsize=9)
+    axis.set_ylabel("validation bits per byte", fontsize=9)
+    axis.grid(alpha=0.3)
+    axis.tick_params(labelsize=8)
+    axis.legend(fontsize=8)
     return figure

@@ -137,6 +137,12 @@ class PretrainRecipe:
         """As a dictionary of plain values."""
         return dataclasses.asdict(self)
 
+    @classmethod
+    def from_dict(cls, found: dict[str, Any]) -> "PretrainRecipe":
+        """The recipe that ``to_dict`` described, also after a way through JSON."""
+        rates = {**found["rates"], "betas": tuple(found["rates"]["betas"])}
+        return cls(**{**found, "rates": Rates(**rates)})
+
 
 _PAPER: dict[str, Any] = {"seq_len": 2048}
 _SMALL: dict[str, Any] = {

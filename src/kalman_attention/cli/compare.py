@@ -1,0 +1,123 @@
+"""``kla compare``: finished pretraining runs beside each other: bits per byte, speed, tasks."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kalman_attention.cli.eval import paper_table
+from kalman_attention.cli.measure import fastest
+from kalman_attention.cli.table import render
+from kalman_attention.data.progress import Progress
+from kalman_attention.evaluation import paper
+from kalman_attention.models.files import write_atomically
+from kalman_attention.recipes.machine import about
+
+if TYPE_CHECKING:
+    from kalman_attention.recipes.comparison import FinishedRun
+
+_SPEED = "speed.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the verb."""
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run")
+    parser.add_argument("--shards", type=Path, help="where their data are now, if they have moved")
+    parser.add_argument("--data", type=Path, help="folder with local task files; else no tasks")
+    parser.add_argument("--limit", type=int, help="only the first so many items (the paper: 500)")
+    parser.add_argument("--threads", type=int, help="threads of torch")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="for the speed, of all runs in turns; 0: none"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/compare"),
+        help="folder of the results; runs measured before are not measured again",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure what is not there yet, print tables, write the numbers and the curves."""
+    from kalman_attention.plots.files import save_figure
+    from kalman_attention.plots.pretraining import plot_comparison
+    from kalman_attention.recipes.comparison import check_comparable, open_run
+
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    opened = {folder.name: open_run(folder, args.shards) for folder in args.runs}
+    if len(opened) < len(args.runs):
+        raise ValueError("two of the runs have folders of the same name: rename one of them.")
+    check_comparable(list(opened.values()))
+    args.out.mkdir(parents=True, exist_ok=True)
+    results = {name: _measured(args, name, found) for name, found in opened.items()}
+    speed = _speed(args, opened) if args.seconds else {}
+    print(quality_table(results, speed))
+    if args.data is not None:
+        print(f"\nzero-shot, in per cent; {_items(args.limit)}; paper: {paper.SOURCE}\n")
+        tasks = {f["summary"]["model"]: f["zero_shot"]["tasks"] for f in results.values()}
+        print(paper_table(tasks))
+    curves = {
+        name: [(point["tokens"], point["bits_per_byte"]) for point in found["curve"]]
+        for name, found in results.items()
+    }
+    for path in save_figure(plot_comparison(curves), args.out / "curves.png"):
+        print(path)
+    return 0
+
+
+def _measured(args: argparse.Namespace, name: str, found: "FinishedRun") -> dict[str, Any]:
+    """The result of a run: from its file if that is of the same weights and tasks."""
+    from kalman_attention.recipes.comparison import measure, weights_of
+
+    path, wanted = args.out / f"{name}.json", args.data is not None
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if known.get("weights") != weights_of(found):
+        known = measure(found)
+    if wanted and known.get("zero_shot", {}).get("settings", {}).get("limit", -1) != args.limit:
+        known["zero_shot"] = _zero_shot(args, found)
+    write_atomically(path, (json.dumps(known, indent=1) + "\n").encode())
+    return known
+
+
+def _zero_shot(args: argparse.Namespace, found: "FinishedRun") -> dict[str, Any]:
+    from kalman_attention.evaluation.checkpoint import load_checkpoint
+    from kalman_attention.evaluation.zero_shot import HarnessModel, evaluate_zero_shot
+
+    model, tokenizer = load_checkpoint(found.folder)
+    report = Progress(found.folder.name, None, "requests").update
+    harness = HarnessModel(model, tokenizer, report=report)
+    return evaluate_zero_shot(harness, data=args.data, limit=args.limit)
+
+
+def _speed(args: argparse.Namespace, opened: dict[str, "FinishedRun"]) -> dict[str, float]:
+    """Tokens per second of training, taken in turns so that all see the same machine."""
+    from kalman_attention.recipes.comparison import training_passes
+
+    least = fastest(training_passes(opened), seconds=args.seconds, most=1_000)
+    found = {name: opened[name].recipe.batch_tokens / s for name, s in least.items()}
+    data = {"tokens_per_second": found, "about": about()}
+    write_atomically(args.out / _SPEED, (json.dumps(data, indent=1) + "\n").encode())
+    return found
+
+
+def quality_table(results: dict[str, dict[str, Any]], speed: dict[str, float]) -> str:
+    """What each model has learned, and how fast it trains."""
+    rows = [
+        [
+            found["summary"]["model"],
+            f"{found['summary']['parameters']:,}",
+            f"{found['summary']['tokens']:,}",
+            f"{found['validation']['bits_per_byte']:.4f}",
+            f"{speed[name]:,.0f}" if speed else "-",
+        ]
+        for name, found in results.items()
+    ]
+    header = ["model", "parameters", "tokens", "validation bits per byte", "tokens/s in training"]
+    return render(header, rows)
+
+
+def _items(limit: int | None) -> str:
+    return "all items" if limit is None else f"the first {limit:,} items of each task"

@@ -1,0 +1,139 @@
+"""Finished pretraining runs beside each other: what each has learned, and how fast it trains."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from kalman_attention.data.files import sha256
+from kalman_attention.data.shards import ShardedTokens
+from kalman_attention.evaluation.checkpoint import RUN, load_checkpoint
+from kalman_attention.evaluation.validation import validation_bits
+from kalman_attention.models.storage import WEIGHTS
+from kalman_attention.parallel.ranks import Parallel
+from kalman_attention.recipes.machine import about
+from kalman_attention.recipes.pretrain import PretrainRecipe
+from kalman_attention.recipes.pretrain_run import (
+    SUMMARY,
+    build_groups,
+    build_loader,
+    build_loss,
+    build_model,
+)
+from kalman_attention.train.metrics import read_metrics
+from kalman_attention.train.update import Updater
+
+_EQUAL = ("tokens", "batch_tokens", "seq_len", "loader", "reset_state", "seed")
+
+
+class FinishedRun(NamedTuple):
+    """A pretraining run that has come to its end.
+
+    Attributes:
+        folder: of the run.
+        recipe: what was trained and how.
+        data: its shards.
+        summary: what it says of itself.
+    """
+
+    folder: Path
+    recipe: PretrainRecipe
+    data: Path
+    summary: dict[str, Any]
+
+
+def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
+    """Read what a run says of itself.
+
+    Args:
+        folder: of the run.
+        data: where its shards are now, if they have moved.
+    """
+    if not (folder / SUMMARY).is_file():
+        begun = (folder / RUN).is_file()
+        why = "has not finished" if begun else "is no pretraining run"
+        raise ValueError(f"{folder} {why}: there is no {SUMMARY}. Only finished runs are compared.")
+    origin = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    where = Path(origin["data"]["folder"]) if data is None else data
+    if not where.is_dir():
+        raise ValueError(
+            f"{folder} was trained on {where}, which is no longer there: say where it is with "
+            "--shards."
+        )
+    return FinishedRun(folder, PretrainRecipe.from_dict(origin["recipe"]), where, summary)
+
+
+def check_comparable(runs: list[FinishedRun]) -> None:
+    """Refuse runs that differ in more than the model: data, tokens, batches, seed."""
+    first = _footing(runs[0])
+    for run in runs[1:]:
+        differ = {k: v for k, v in _footing(run).items() if v != first[k]}
+        if differ:
+            told = "; ".join(f"{name}: {first[name]} and {value}" for name, value in differ.items())
+            raise ValueError(f"{runs[0].folder} and {run.folder} are no fair pair: {told}.")
+
+
+def _footing(run: FinishedRun) -> dict[str, Any]:
+    origin = json.loads((run.folder / RUN).read_text(encoding="utf-8"))
+    chosen = {name: getattr(run.recipe, name) for name in _EQUAL}
+    return {**chosen, "data": origin["data"]["index"]}
+
+
+def measure(run: FinishedRun, *, batch_size: int = 32) -> dict[str, Any]:
+    """Bits per byte on the whole validation split, in rows as long as those of training."""
+    model = load_checkpoint(run.folder).model
+    recipe = run.recipe
+    score = validation_bits(
+        ShardedTokens(run.data),
+        seq_len=recipe.seq_len,
+        batch_size=batch_size,
+        reset_state=recipe.reset_state,
+    )
+    with torch.no_grad():
+        found = score(model)
+    records = read_metrics(run.folder)
+    curve = [
+        {"tokens": r["step"] * recipe.batch_tokens, "bits_per_byte": r["bits_per_byte"]}
+        for r in records
+        if r["kind"] == "eval"
+    ]
+    return {
+        "weights": weights_of(run),
+        "summary": run.summary,
+        "recipe": recipe.to_dict(),
+        "validation": found,
+        "curve": curve,
+        "about": about(),
+    }
+
+
+def weights_of(run: FinishedRun) -> str:
+    """What identifies the trained model: the checksum of its weights."""
+    return sha256(run.folder / WEIGHTS)
+
+
+def training_passes(runs: Mapping[str, FinishedRun]) -> dict[str, Callable[[], None]]:
+    """One update of every model, as its run made them, ready to be timed."""
+    return {name: _training_pass(run) for name, run in runs.items()}
+
+
+def _training_pass(run: FinishedRun) -> Callable[[], None]:
+    recipe, shards = run.recipe, ShardedTokens(run.data)
+    model = build_model(recipe, shards.tokenizer().vocab_size).train()
+    updater = Updater(
+        model,
+        build_loader(recipe, shards),
+        build_loss(recipe),
+        recipe.training(),
+        build_groups(recipe, model),
+        run.folder,
+        Parallel(),
+    )
+
+    def update() -> None:
+        updater.update(0, recipe.steps)
+
+    return update

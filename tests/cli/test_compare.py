@@ -1,0 +1,96 @@
+"""``kla compare``: runs beside each other, measured once, and only if they can be compared."""
+
+import json
+
+import pytest
+
+pytest.importorskip("tokenizers")
+
+from kalman_attention.cli.main import main
+from kalman_attention.data.shards import VALIDATION, ShardedTokens
+from tests.cli.test_eval import FILES
+from tests.cli.test_pretrain import TINY
+from tests.data.small import shards
+
+pytestmark = pytest.mark.usefixtures("no_flush")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two finished runs on the same shards, the second a hybrid."""
+    folder = tmp_path_factory.mktemp("compare")
+    data = ["--data", str(shards(folder)), "--quiet"]
+    for name in ("kla", "gpt+kla"):
+        given = [*TINY, *data, "--out", str(folder / name)]
+        assert main(["pretrain", f"{name}-nano", *given]) == 0
+    return folder
+
+
+def compared(runs, *given):
+    names = [str(runs / name) for name in ("kla", "gpt+kla")]
+    return main(["compare", *names, "--seconds", "0.01", "--out", str(runs / "out"), *given])
+
+
+def test_tables_and_files(runs, capsys):
+    pytest.importorskip("lm_eval")
+    assert compared(runs, "--data", str(FILES), "--limit", "2") == 0
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    speed = json.loads((runs / "out" / "speed.json").read_text())["tokens_per_second"]
+    for name in ("kla", "gpt+kla"):
+        found = json.loads((runs / "out" / f"{name}.json").read_text())
+        bits = f"{found['validation']['bits_per_byte']:.4f}"
+        parameters = f"{found['summary']['parameters']:,}"
+        assert [f"{name}-nano", parameters, "256", bits, f"{speed[name]:,.0f}"] in said
+        assert ["this", "run", f"{name}-nano"] in [line[:3] for line in said]
+        assert found["zero_shot"]["settings"]["limit"] == 2
+        assert len(found["zero_shot"]["tasks"]) == 8
+        assert [point["tokens"] for point in found["curve"]] == [128, 256]
+    assert (runs / "out" / "curves.svg").is_file()
+
+
+def test_the_whole_split_is_scored(runs):
+    assert compared(runs) == 0
+    found = json.loads((runs / "out" / "kla.json").read_text())
+    # Fewer tokens than the recipe's limit for evaluations: the run itself saw all of them, too.
+    assert ShardedTokens(runs / "shards").index.total("tokens", VALIDATION) < 1 << 20
+    assert found["validation"]["bits_per_byte"] == pytest.approx(
+        found["summary"]["bits_per_byte"], rel=1e-5
+    )
+
+
+def test_what_is_measured_is_not_measured_again(runs, monkeypatch):
+    from kalman_attention.recipes import comparison
+
+    assert compared(runs) == 0
+    monkeypatch.setattr(comparison, "measure", lambda _: pytest.fail("measured again"))
+    assert compared(runs) == 0
+    other = json.loads((runs / "out" / "kla.json").read_text())
+    (runs / "out" / "kla.json").write_text(json.dumps({**other, "weights": "others"}))
+    with pytest.raises(pytest.fail.Exception):
+        compared(runs)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (["--seed", "1"], "seed: 0 and 1"),
+        (["--tokens", "128"], "tokens: 256 and 128"),
+    ],
+)
+def test_unequal_runs_are_refused(runs, capsys, tmp_path, change, told):
+    given = [*TINY, *change, "--data", str(runs / "shards"), "--quiet"]
+    assert main(["pretrain", "nano", *given, "--out", str(tmp_path / "other")]) == 0
+    assert main(["compare", str(runs / "kla"), str(tmp_path / "other")]) == 1
+    assert told in capsys.readouterr().err
+
+
+def test_what_is_no_finished_run(runs, capsys, tmp_path):
+    assert main(["compare", str(tmp_path)]) == 1
+    assert "is no pretraining run" in capsys.readouterr().err
+    (tmp_path / "pretrain.json").write_text("{}")
+    assert main(["compare", str(tmp_path)]) == 1
+    assert "has not finished" in capsys.readouterr().err
+    assert main(["compare", str(runs / "kla"), "--shards", str(tmp_path / "no")]) == 1
+    assert "no longer there" in capsys.readouterr().err
+    assert main(["compare", str(runs / "kla"), str(runs / "kla")]) == 1
+    assert "same name" in capsys.readouterr().err
