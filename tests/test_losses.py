@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from numpy.polynomial.hermite_e import hermegauss
 from torch import Tensor
 
+from kalman_attention import losses
 from kalman_attention.losses import marginal_nll, posterior_mean_cross_entropy
 from tests.systems import assert_close
 
@@ -64,8 +65,10 @@ def test_gradient_at_zero_variance_is_finite(case):
     assert dy_var[partly > 0].all()
 
 
+@pytest.mark.parametrize("kept", [0, 1000, 2**24])
 @pytest.mark.parametrize("chunk_size", [1, 7, 32, 33, 64, 1000])
-def test_chunk_size_changes_nothing(case, chunk_size):
+def test_chunk_size_changes_nothing(case, chunk_size, kept, monkeypatch):
+    monkeypatch.setattr(losses, "_KEPT_NUMBERS", kept)
     decoder, y, y_var, targets = case
     inputs = y, y_var, decoder.weight, decoder.bias
     whole = marginal_nll(decoder, y, y_var, targets, generator=draws(), chunk_size=T)
@@ -185,8 +188,11 @@ def test_context_reaches_the_decoder_position_by_position(case):
     assert_close(loss, F.cross_entropy(decoder(gate * y).mT, targets))
 
 
-def test_logits_never_exist_for_the_whole_sequence(case):
+@pytest.mark.parametrize("kept", [0, 1, 3, 10**6])
+def test_large_chunks_are_computed_again_and_small_ones_kept(case, kept, monkeypatch):
     decoder, y, y_var, targets = case
+    # Samples and logits of a chunk of 8 positions.
+    monkeypatch.setattr(losses, "_KEPT_NUMBERS", kept * 8 * 10 * (D + V))
     sizes = []
 
     def watched(samples):
@@ -195,8 +201,10 @@ def test_logits_never_exist_for_the_whole_sequence(case):
 
     marginal_nll(watched, y, y_var, targets, chunk_size=8).backward()
     assert max(sizes) == 8
-    # Once forward, once again in the backward pass; the last chunk, which begins it, only once.
-    assert sum(sizes) == 2 * B * T - (B * T % 8 or 8)
+    # Once forward, once again in the backward pass, but for the last chunk, which begins it, and
+    # for what is kept.
+    again = -(-B * T // 8) - 1 - kept
+    assert sum(sizes) == B * T + 8 * max(0, again)
 
 
 def test_half_precision_is_scored_in_float32(case):

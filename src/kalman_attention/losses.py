@@ -6,7 +6,8 @@ probability of the target over that belief, so it trains the variances too.
 
 Both walk the sequence in chunks and recompute each chunk in the backward pass: logits exist for
 ``chunk_size`` positions at a time, in either direction. The second draws samples only for targets
-that count: where few do, as in most synthetic tasks, it costs little more than the first.
+that count: where few do, as in most synthetic tasks, it costs little more than the first. What is
+small enough is kept instead of computed again.
 """
 
 import math
@@ -25,6 +26,10 @@ Decoder = Callable[..., Tensor]
 _SAMPLED_NUMBERS = 2**21
 """Numbers in a chunk of samples by default: temporaries of 8 MB stay in cache, and in the pool of
 the allocator, which doubles the speed on a CPU."""
+
+_KEPT_NUMBERS = 2**24
+"""Samples and logits that are kept for the backward pass, about half a gigabyte with all that is
+between them; chunks beyond that are computed again, which takes half as long again."""
 
 _NOISE_BLOCK = 256
 """Positions that share a seed. Noise belongs to positions, so chunks may begin anywhere."""
@@ -110,31 +115,47 @@ def marginal_nll(
     flat = targets.flatten()
     counted = (flat != ignore_index).nonzero().squeeze(1)
     seeds = _draw_seeds(len(counted), generator)
+    vocab_size = 0
 
     def nll(start: int, y: Tensor, y_var: Tensor, targets: Tensor, *context: Tensor) -> Tensor:
         noise = _noise(seeds, start, num_samples, y)
         samples = (y + _safe_sqrt(y_var) * noise).to(y.dtype)  # [S, B, chunk, D]
-        log_p = -_cross_entropy(decoder(samples, *context), targets, ignore_index)
+        logits = decoder(samples, *context)
+        nonlocal vocab_size
+        vocab_size = logits.shape[-1]
+        log_p = -_cross_entropy(logits, targets, ignore_index)
         return math.log(num_samples) - log_p.logsumexp(0)
 
+    def kept() -> int:
+        return _KEPT_NUMBERS // (num_samples * chunk_size * (y.shape[-1] + vocab_size))
+
     rows = [x.flatten(0, 1)[counted].unsqueeze(0) for x in (y, y_var, targets, *context)]
-    found = _by_chunks(nll, chunk_size, *rows).squeeze(0)
+    found = _by_chunks(nll, chunk_size, *rows, kept=kept).squeeze(0)
     losses = found.new_zeros(len(flat)).index_put((counted,), found).view(targets.shape)
     return _reduce(losses, targets, ignore_index, reduction)
 
 
-def _by_chunks(nll: Callable[..., Tensor], chunk_size: int, *tensors: Tensor) -> Tensor:
+def _by_chunks(
+    nll: Callable[..., Tensor],
+    chunk_size: int,
+    *tensors: Tensor,
+    kept: Callable[[], int] = lambda: 0,
+) -> Tensor:
     """Apply ``nll`` to pieces of ``[B, T, ...]`` tensors; only its inputs are kept for backward.
 
     Except for the last piece, which is the first to go backward: computing it again would take time
-    and save nothing.
+    and save nothing. ``kept``, asked when that piece is done, says how many more may stay.
     """
     *pieces, last = zip(*(torch.split(x, chunk_size, dim=1) for x in tensors), strict=True)
-    losses: list[Tensor] = [
-        checkpoint(nll, i * chunk_size, *piece, use_reentrant=False)
-        for i, piece in enumerate(pieces)
-    ]
-    return torch.cat([*losses, nll(len(pieces) * chunk_size, *last)], dim=1)
+    losses = [nll(len(pieces) * chunk_size, *last)]
+    again = len(pieces) - kept()
+    for i, piece in reversed(list(enumerate(pieces))):
+        start = i * chunk_size
+        if i < again:
+            losses.append(checkpoint(nll, start, *piece, use_reentrant=False))
+        else:
+            losses.append(nll(start, *piece))
+    return torch.cat(losses[::-1], dim=1)
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
