@@ -2,6 +2,12 @@
 
 import json
 
+import pytest
+
+from kalman_attention.evaluation.benchmarks import BENCHMARKS
+from kalman_attention.recipes.cell import Results
+from kalman_attention.recipes.registry import EXPERIMENTS
+from kalman_attention.recipes.table import markdown
 from tests.docs.markdown import ROOT, table_rows
 
 
@@ -13,18 +19,19 @@ def rows_of(page: str) -> list[list[str]]:
     return table_rows((ROOT / "docs" / page).read_text())
 
 
-def test_recall_cells() -> None:
-    found = {row[0]: row for row in rows_of("results.md")}
-    cells = [
-        json.loads(path.read_text())
-        for path in sorted((ROOT / "results" / "mad-cpu" / "cells").glob("*,recall,*.json"))
-    ]
-    assert {cell["labels"]["model"] for cell in cells} == set(found)
-    for cell in cells:
-        _, accuracy, updates = found[cell["labels"]["model"]]
-        assert accuracy.split()[0] == f"{100 * cell['metrics']['accuracy']:.1f}"
-        solved = cell["ended_by"] == "target"
-        assert updates == (str(cell["steps"]) if solved else f"not within {cell['steps']:,}")
+MEASURED = [name for name in EXPERIMENTS if (ROOT / "results" / f"{name}-cpu").is_dir()]
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_tables_are_those_of_the_cells(name: str) -> None:
+    experiment, results = EXPERIMENTS[name], Results(ROOT / "results", "cpu")
+    there = [r for c in experiment.cells("cpu") if (r := results.load(c)) is not None]
+    rendered = "\n".join(markdown(table) for table in experiment.tables("cpu", there))
+    assert rendered == (results.folder(name) / "tables.md").read_text()
+    page = (ROOT / "docs" / "results.md").read_text().splitlines()
+    # Token accuracy, and accuracy by position, stay with the cells.
+    first = rendered.split("\n### ")[0]
+    assert [line for line in first.splitlines() if line.startswith("|") and line not in page] == []
 
 
 def test_goals_of_the_scan() -> None:
@@ -68,3 +75,21 @@ def test_curves_of_many_processes() -> None:
     said = f"Over {len(alone)} updates in float32 with two ranks the losses are at most"
     assert f"{said} {max(results['apart'].values()):.1e} apart" in page
     assert results["ranks"] == 2
+
+
+def test_language_models() -> None:
+    folder = ROOT / "results" / "pretraining"
+    speed = read("results/pretraining/speed.json")["tokens_per_second"]
+    found = {name: json.loads((folder / f"{name}.json").read_text()) for name in speed}
+    listed = rows_of("results.md")
+    for name, run in found.items():
+        summary, tasks = run["summary"], run["zero_shot"]["tasks"]
+        bits = f"{run['validation']['bits_per_byte']:.3f}"
+        row = [name, f"{summary['parameters']:,}", bits, f"{speed[name]:,.0f}"]
+        assert row in listed
+        scores = [100 * tasks[b.name][b.metric] for b in BENCHMARKS.values()]
+        mean = sum(scores) / len(scores)
+        assert [name, *(f"{score:.1f}" for score in (*scores, mean))] in listed
+    # One footing: nothing but the model differs.
+    recipes = [{**run["recipe"], "model": None} for run in found.values()]
+    assert all(recipe == recipes[0] for recipe in recipes)
