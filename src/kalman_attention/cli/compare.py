@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kalman_attention.cli.eval import paper_table
+from kalman_attention.cli.eval import harness_module, paper_table
 from kalman_attention.cli.measure import fastest
 from kalman_attention.cli.table import render
 from kalman_attention.data.progress import Progress
@@ -84,12 +84,13 @@ def _measured(args: argparse.Namespace, name: str, found: "FinishedRun") -> dict
 
 def _zero_shot(args: argparse.Namespace, found: "FinishedRun") -> dict[str, Any]:
     from kalman_attention.evaluation.checkpoint import load_checkpoint
-    from kalman_attention.evaluation.zero_shot import HarnessModel, evaluate_zero_shot
 
+    zero_shot = harness_module()
     model, tokenizer = load_checkpoint(found.folder)
     report = Progress(found.folder.name, None, "requests").update
-    harness = HarnessModel(model, tokenizer, report=report)
-    return evaluate_zero_shot(harness, data=args.data, limit=args.limit)
+    harness = zero_shot.HarnessModel(model, tokenizer, report=report)
+    scores: dict[str, Any] = zero_shot.evaluate_zero_shot(harness, data=args.data, limit=args.limit)
+    return scores
 
 
 def _speed(args: argparse.Namespace, opened: dict[str, "FinishedRun"]) -> dict[str, float]:

@@ -1,10 +1,12 @@
 """``kla eval``: score a checkpoint: the paper's zero-shot tasks, or bits per byte of a text."""
 
 import argparse
+import importlib
 import json
 import math
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kalman_attention.cli.table import render
@@ -91,14 +93,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tasks(args: argparse.Namespace, found: "Checkpoint") -> dict[str, Any]:
-    try:
-        from kalman_attention.evaluation.zero_shot import HarnessModel, evaluate_zero_shot
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"zero-shot tasks need lm-evaluation-harness ({error}): pip install "
-            "'kalman_attention[eval]'"
-        ) from error
-    harness = HarnessModel(
+    zero_shot = harness_module()
+    harness = zero_shot.HarnessModel(
         found.model,
         found.tokenizer,
         bos=args.bos,
@@ -108,7 +104,7 @@ def _tasks(args: argparse.Namespace, found: "Checkpoint") -> dict[str, Any]:
         seed=args.seed,
         report=Progress("scoring", None, "requests").update,
     )
-    result = evaluate_zero_shot(
+    result: dict[str, Any] = zero_shot.evaluate_zero_shot(
         harness, args.tasks or list(BENCHMARKS), data=args.data, limit=args.limit
     )
     settings = ", ".join(f"{name} {value}" for name, value in result["settings"].items())
@@ -118,6 +114,17 @@ def _tasks(args: argparse.Namespace, found: "Checkpoint") -> dict[str, Any]:
         print(f"\nbeside it, in per cent ({paper.SOURCE}, {paper.ITEMS} items per task):\n")
         print(paper_table({args.checkpoint.name: result["tasks"]}))
     return result
+
+
+def harness_module() -> ModuleType:
+    """What scores zero-shot tasks; it needs an extra."""
+    try:
+        return importlib.import_module("kalman_attention.evaluation.zero_shot")
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"zero-shot tasks need lm-evaluation-harness ({error}): pip install "
+            "'kalman_attention[eval]'"
+        ) from error
 
 
 def score_table(tasks: dict[str, dict[str, Any]]) -> str:

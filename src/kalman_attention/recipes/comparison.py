@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kalman_attention.data.files import sha256
-from kalman_attention.data.shards import ShardedTokens
+from kalman_attention.data.shards import INDEX, ShardedTokens
 from kalman_attention.evaluation.checkpoint import RUN, load_checkpoint
 from kalman_attention.evaluation.validation import validation_bits
 from kalman_attention.models.storage import WEIGHTS
@@ -35,12 +35,14 @@ class FinishedRun(NamedTuple):
         folder: of the run.
         recipe: what was trained and how.
         data: its shards.
+        checksum: of the index of the shards, which tells data sets apart.
         summary: what it says of itself.
     """
 
     folder: Path
     recipe: PretrainRecipe
     data: Path
+    checksum: str
     summary: dict[str, Any]
 
 
@@ -58,12 +60,15 @@ def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
     origin = json.loads((folder / RUN).read_text(encoding="utf-8"))
     summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     where = Path(origin["data"]["folder"]) if data is None else data
-    if not where.is_dir():
+    if not (where / INDEX).is_file():
         raise ValueError(
             f"{folder} was trained on {where}, which is no longer there: say where it is with "
             "--shards."
         )
-    return FinishedRun(folder, PretrainRecipe.from_dict(origin["recipe"]), where, summary)
+    checksum = origin["data"]["index"]
+    if sha256(where / INDEX) != checksum:
+        raise ValueError(f"{where} does not hold the shards that {folder} was trained on.")
+    return FinishedRun(folder, PretrainRecipe.from_dict(origin["recipe"]), where, checksum, summary)
 
 
 def check_comparable(runs: list[FinishedRun]) -> None:
@@ -77,9 +82,7 @@ def check_comparable(runs: list[FinishedRun]) -> None:
 
 
 def _footing(run: FinishedRun) -> dict[str, Any]:
-    origin = json.loads((run.folder / RUN).read_text(encoding="utf-8"))
-    chosen = {name: getattr(run.recipe, name) for name in _EQUAL}
-    return {**chosen, "data": origin["data"]["index"]}
+    return {**{name: getattr(run.recipe, name) for name in _EQUAL}, "data": run.checksum}
 
 
 def measure(run: FinishedRun, *, batch_size: int = 32) -> dict[str, Any]:
