@@ -134,10 +134,10 @@ class KLAConfig(PreTrainedConfig):
     process_noise: Literal["learned", "fixed", "zero"] = "learned"
     discretisation: Literal["ou", "zoh", "none"] = "ou"
     prior: Literal["unit", "stationary", "learned"] = "unit"
-    diffusion: float = 0.1
+    diffusion: float = 3.0
     decay_rate: float | list[float] = 1.0
     time_step_min: float = 1e-3
-    time_step_max: float = 1e-1
+    time_step_max: float = 1e-2
     skip: float | None = 1.0
     num_attention_heads: int | None = None
     attention_qk_norm: bool = True
