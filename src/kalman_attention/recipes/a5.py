@@ -6,7 +6,7 @@ trained on its own.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from kalman_attention.baselines.mamba import MambaConfig
 from kalman_attention.models.config import LanguageModelConfig
@@ -34,6 +34,8 @@ class A5Scale:
         max_steps: the most updates.
         batch_size: sequences per update.
         lr: learning rate.
+        schedule: what becomes of it.
+        target: share of whole sequences at which training ends.
         eval_every: updates between evaluations.
         patience: evaluations without improvement before training stops.
         options: of the task.
@@ -48,6 +50,8 @@ class A5Scale:
     max_steps: int
     batch_size: int = 512
     lr: float = 3e-4
+    schedule: Literal["constant", "cosine"] = "constant"
+    target: float = 0.99
     eval_every: int = 1_570
     patience: int = 50
     options: dict[str, Any] = field(default_factory=dict)
@@ -72,17 +76,19 @@ SCALES: dict[Scale, A5Scale] = {
         lengths=(4, 6, 8),
         depths=(1, 2, 3, 4),
         d_model=128,
-        max_steps=4_000,
+        max_steps=3_000,
         batch_size=256,
-        lr=1e-3,
+        lr=3e-3,
+        schedule="cosine",
+        target=0.95,
         eval_every=250,
-        patience=8,
         options={"pairs": False, "train_size": 1_000, "test_size": 2_000},
         fresh=True,
         changes=(
             "width 128 for all instead of 1,024 for KLA and 512 to 698 for the others",
-            "at most 4,000 updates of 256 fresh sequences at 1e-3; the published protocol is 500 "
-            "passes over 800,000 sequences at 3e-4",
+            "at most 3,000 updates of 256 fresh sequences, at a rate that falls from 3e-3 to 0 by "
+            "a cosine, ending at 95 %; the published protocol is 500 passes over 800,000 sequences "
+            "at 3e-4",
             "one seed instead of the best of five",
         ),
     ),
@@ -135,11 +141,12 @@ def _run(setting: A5Scale, name: str, length: int, depth: int, seed: int) -> Tas
         training=TrainConfig(
             max_steps=setting.max_steps,
             lr=setting.lr,
+            schedule=setting.schedule,
             clip=5.0,
             eval_every=setting.eval_every,
             monitor="accuracy",
             patience=setting.patience,
-            target=0.99,
+            target=setting.target,
             seed=seed,
         ),
     )
