@@ -277,7 +277,7 @@ def test_start_of_the_dynamics():
     prior = make(d_state=16, d_inner=256, decay_rate=(1.0, 16.0)).prior
     a, p, dt = prior._continuous()
     torch.testing.assert_close(a[:, 0], torch.arange(1.0, 17.0))
-    torch.testing.assert_close(p, torch.full_like(p, 3.0))
+    torch.testing.assert_close(p, torch.full_like(p, 2.0**0.5))
     assert 0.99e-3 < dt.min() < 1.2e-3
     assert 0.008 < dt.max() < 0.01001
     # Without a step size the decays and the noise begin where the others do.

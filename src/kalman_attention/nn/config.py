@@ -1,5 +1,6 @@
 """Options of the KLA layer, in words."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,9 +31,10 @@ class KLALayerConfig:
             held over the step (p_bar = p^2 dt); ``"none"``, discrete dynamics without a step size.
         prior: belief before the first token: ``"unit"`` Gaussian, the ``"stationary"`` one of the
             process, or ``"learned"`` (starting from the unit Gaussian).
-        diffusion: initial p. It enters squared: 0.1 would be the noise of the authors' released
-            code, which does not square its 0.01. More of it, with less decay, learned better on
-            two of three MAD tasks and on text (docs/log.md).
+        diffusion: initial p. It enters squared. The default makes the unit Gaussian the stationary
+            belief of a decay rate of 1, p^2 = 2 a; 0.1 would be the noise of the authors' released
+            code, which does not square its 0.01. More noise with less decay learned better in
+            most trials (docs/log.md).
         decay_rate: initial a, or (low, high) to spread it evenly over the slots.
         dt_min: smallest initial step size; the start is log-uniform.
         dt_max: largest initial step size. With the decay rate of 1 nothing fades in less than
@@ -53,7 +55,7 @@ class KLALayerConfig:
     process_noise: Literal["learned", "fixed", "zero"] = "learned"
     discretisation: Literal["ou", "zoh", "none"] = "ou"
     prior: Literal["unit", "stationary", "learned"] = "unit"
-    diffusion: float = 3.0
+    diffusion: float = math.sqrt(2.0)
     decay_rate: float | tuple[float, float] = 1.0
     dt_min: float = 1e-3
     dt_max: float = 1e-2

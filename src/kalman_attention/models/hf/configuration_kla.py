@@ -1,5 +1,6 @@
 """Options of a KLA language model in HuggingFace's words, flat, as ``config.json`` holds them."""
 
+import math
 from typing import Any, ClassVar, Literal
 
 from transformers import PreTrainedConfig
@@ -134,7 +135,7 @@ class KLAConfig(PreTrainedConfig):
     process_noise: Literal["learned", "fixed", "zero"] = "learned"
     discretisation: Literal["ou", "zoh", "none"] = "ou"
     prior: Literal["unit", "stationary", "learned"] = "unit"
-    diffusion: float = 3.0
+    diffusion: float = math.sqrt(2.0)
     decay_rate: float | list[float] = 1.0
     time_step_min: float = 1e-3
     time_step_max: float = 1e-2
