@@ -76,8 +76,8 @@ SCALES: dict[Scale, A5Scale] = {
         lengths=(4, 6, 8),
         depths=(1, 2, 3, 4),
         d_model=128,
-        max_steps=3_000,
-        batch_size=256,
+        max_steps=5_000,
+        batch_size=128,
         lr=3e-3,
         schedule="cosine",
         target=0.95,
@@ -86,7 +86,7 @@ SCALES: dict[Scale, A5Scale] = {
         fresh=True,
         changes=(
             "width 128 for all instead of 1,024 for KLA and 512 to 698 for the others",
-            "at most 3,000 updates of 256 fresh sequences, at a rate that falls from 3e-3 to 0 by "
+            "at most 5,000 updates of 128 fresh sequences, at a rate that falls from 3e-3 to 0 by "
             "a cosine, ending at 95 %; the published protocol is 500 passes over 800,000 sequences "
             "at 3e-4",
             "one seed instead of the best of five",
