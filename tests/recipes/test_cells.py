@@ -140,6 +140,21 @@ def test_mad_at_cpu_scale_has_all_cells_of_the_papers_table():
     assert len(cells) == 36 * len(rates)  # every model has the same grid
 
 
+def test_learning_rates_are_compared_after_equal_updates():
+    def run(lr: str, accuracies: list[float]) -> dict[str, Any]:
+        curve = [{"step": 75 * (i + 1), "accuracy": x} for i, x in enumerate(accuracies)]
+        labels = {"model": "kla", "task": "compression", "lr": lr, "seed": "seed0"}
+        metrics = {"accuracy": max(accuracies), "token_accuracy": 0.1}
+        return {"labels": labels, "metrics": metrics, "curve": curve}
+
+    both = [run("lr0.003", [0.1, 0.3, 0.2, 0.9]), run("lr0.001", [0.2, 0.25])]
+    chosen, _, rates = EXPERIMENTS["mad"].tables("cpu", both)
+    row = [row for row in rates.rows if row[0] == "kla"]
+    assert row == [["kla", "30.0 / 25.0", *["- / -"] * 5]]
+    assert chosen.rows[4][:2] == ["kla", "90.0 (85.0)"]
+    assert len(EXPERIMENTS["mad"].tables("paper", [])) == 2  # one rate, nothing to compare
+
+
 def test_the_papers_averages_close():
     # The paper prints the means of these rows: 86.69 and 81.98.
     assert sum(PROCESS_NOISE["learned"].values()) / 6 == pytest.approx(86.69, abs=0.006)
