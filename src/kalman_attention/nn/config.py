@@ -33,8 +33,8 @@ class KLALayerConfig:
             process, or ``"learned"`` (starting from the unit Gaussian).
         diffusion: initial p. It enters squared. The default makes the unit Gaussian the stationary
             belief of a decay rate of 1, p^2 = 2 a; 0.1 would be the noise of the authors' released
-            code, which does not square its 0.01. More noise with less decay learned better in
-            most trials (docs/log.md).
+            code, which does not square its 0.01. More noise with less decay learned copying
+            faster (docs/log.md).
         decay_rate: initial a, or (low, high) to spread it evenly over the slots.
         dt_min: smallest initial step size; the start is log-uniform.
         dt_max: largest initial step size. With the decay rate of 1 nothing fades in less than
