@@ -9,7 +9,8 @@ from kalman_attention.nn.links import PrecisionLink
 
 @dataclass(frozen=True, kw_only=True)
 class KLALayerConfig:
-    """Everything that defines a KLA layer. The defaults are the paper's block.
+    """Everything that defines a KLA layer. The defaults are the paper's block, with a
+    start of our own (``diffusion`` and ``dt_max``).
 
     Attributes:
         d_model: width of the layer's input and output.
@@ -37,7 +38,7 @@ class KLALayerConfig:
             faster (docs/log.md).
         decay_rate: initial a, or (low, high) to spread it evenly over the slots.
         dt_min: smallest initial step size; the start is log-uniform.
-        dt_max: largest initial step size. With the decay rate of 1 nothing fades in less than
+        dt_max: largest initial step size. With the decay rate of 1 the shortest memory is
             100 tokens at first: forgetting is left to the evidence.
         skip: initial weight of the skip from the convolved stream to the read-out, or None for no
             skip.
