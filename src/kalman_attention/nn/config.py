@@ -9,8 +9,9 @@ from kalman_attention.nn.links import PrecisionLink
 
 @dataclass(frozen=True, kw_only=True)
 class KLALayerConfig:
-    """Everything that defines a KLA layer. The defaults are the paper's block, with a
-    start of our own (``diffusion`` and ``dt_max``).
+    """Everything that defines a KLA layer.
+
+    The defaults are the paper's block, with a start of our own (``diffusion`` and ``dt_max``).
 
     Attributes:
         d_model: width of the layer's input and output.
