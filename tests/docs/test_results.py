@@ -26,7 +26,7 @@ MEASURED = [name for name in EXPERIMENTS if (ROOT / "results" / f"{name}-cpu").i
 def test_tables_are_those_of_the_cells(name: str) -> None:
     experiment, results = EXPERIMENTS[name], Results(ROOT / "results", "cpu")
     there = [r for c in experiment.cells("cpu") if (r := results.load(c)) is not None]
-    rendered = "\n".join(markdown(table) for table in experiment.tables("cpu", there))
+    rendered = "\n".join(markdown(table) for table in experiment.render("cpu", there))
     assert rendered == (results.folder(name) / "tables.md").read_text()
     page = (ROOT / "docs" / "results.md").read_text().splitlines()
     # Token accuracy, and accuracy by position, stay with the cells.

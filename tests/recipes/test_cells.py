@@ -154,6 +154,16 @@ def test_learning_rates_stand_beside_each_other():
     assert len(EXPERIMENTS["mad"].tables("paper", [])) == 2  # one rate, nothing to compare
 
 
+def test_tables_say_how_many_runs_are_missing():
+    experiment = EXPERIMENTS["mad"]
+    labels = {"model": "kla", "task": "recall", "lr": "lr0.001", "seed": "seed0"}
+    one = {"labels": labels, "metrics": {"accuracy": 1.0, "token_accuracy": 1.0}}
+    for table in experiment.render("smoke", [one]):
+        assert table.notes[-1] == "35 of 36 runs are not there yet"
+    complete = experiment.render("smoke", [one] * 36)
+    assert complete == experiment.tables("smoke", [one] * 36)
+
+
 def test_the_papers_averages_close():
     # The paper prints the means of these rows: 86.69 and 81.98.
     assert sum(PROCESS_NOISE["learned"].values()) / 6 == pytest.approx(86.69, abs=0.006)

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 def show(experiment: Experiment, scale: Scale, results: Results, cells: Sequence[Cell]) -> None:
     """Print the tables of all results that are there, and write them beside the results."""
     there = [r for c in cells if (r := results.load(c)) is not None]
-    tables = experiment.tables(scale, there)
+    tables = experiment.render(scale, there)
     for table in tables:
         print_table(table)
     folder = results.folder(experiment.name)

@@ -30,6 +30,14 @@ class Experiment:
     cells: Callable[[Scale], Sequence[Cell]]
     tables: Callable[[Scale, Sequence[dict[str, Any]]], list[Table]]
 
+    def render(self, scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
+        """The tables, and below each how many of the runs it speaks of are not there yet."""
+        tables, total = self.tables(scale, results), len(self.cells(scale))
+        if len(results) == total:
+            return tables
+        note = f"{total - len(results)} of {total} runs are not there yet"
+        return [table._replace(notes=[*table.notes, note]) for table in tables]
+
 
 def notes(scale: Scale, changes: Sequence[str]) -> list[str]:
     """What stands below a table: the scale, and what it changed of the published protocol."""

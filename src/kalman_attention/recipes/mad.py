@@ -154,17 +154,23 @@ def cells(scale: Scale) -> list[Cell]:
 def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
     """Accuracy of every model on every task, the paper's in brackets; token accuracy below."""
     below = notes(scale, SCALES[scale].changes)
-    shown = [("macro accuracy, as in MAD-Lab", "accuracy"), ("token accuracy", "token_accuracy")]
-    found = []
-    for title, metric in shown:
 
-        def cell(model: str, task: str, metric: str = metric) -> str:
-            theirs = MAD[model][task] if metric == "accuracy" else None
-            return percent(mean_of_best(results, metric, model=model, task=task), theirs)
+    def ours(model: str, task: str, metric: str = "accuracy") -> float | None:
+        return mean_of_best(results, metric, model=model, task=task)
 
-        brackets = " (paper)" if metric == "accuracy" else ""
-        found.append(_by_task(f"MAD, {title}, %{brackets}", cell, below))
-    return [*found, *_rates(SCALES[scale], results, below)]
+    return [
+        _by_task(
+            "MAD, macro accuracy, as in MAD-Lab, % (paper)",
+            lambda model, task: percent(ours(model, task), MAD[model][task]),
+            below,
+        ),
+        _by_task(
+            "MAD, token accuracy, %",
+            lambda model, task: percent(ours(model, task, "token_accuracy")),
+            below,
+        ),
+        *_rates(SCALES[scale], results, below),
+    ]
 
 
 def _by_task(title: str, cell: Callable[[str, str], str], below: list[str]) -> Table:
