@@ -23,7 +23,15 @@ def test_attention_maps(tmp_path):
     figure = plot_attention_maps(torch.randn(3, 6, 6).tril(), tokens="abcdef")
     assert len(figure.axes) == 4
     figure.savefig(tmp_path / "a.png")
-    assert plot_attention_maps(torch.zeros(1, 2, 2), titles=["none"]).axes[0].get_title() == "none"
+    two = plot_attention_maps(torch.eye(2).expand(2, 2, 2) * torch.tensor([[[1e-3]], [[5.0]]]))
+    assert [axis.get_title() for axis in two.axes[:2]] == [
+        "channel 0, largest 0.001",
+        "channel 1, largest 5",
+    ]
+    for axis in two.axes[:2]:
+        assert axis.images[0].get_array().max() == 1
+    blank = plot_attention_maps(torch.zeros(1, 2, 2), titles=["none"])
+    assert blank.axes[0].get_title() == "none, largest 0"
 
 
 def test_decode_speed(tmp_path):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kalman_attention.evaluation.uncertainty import attention_maps
 from kalman_attention.recipes import mad, process_noise
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.inspection import load_best, sample_maps, variance_trace
@@ -91,5 +92,11 @@ def test_looking_into_a_trained_model(tmp_path):
     copied = trained.sequence.targets[0][trained.sequence.targets[0] >= 0]
     assert trained.sequence.inputs[0, trace.marked].tolist() == copied.tolist()
     maps = sample_maps(trained)
-    assert maps.shape == (4, T, T)
-    assert torch.equal(maps, maps.tril())
+    assert len(maps) == 4
+    for channel, found in maps.items():
+        expected = attention_maps(
+            trained.model, trained.sequence.inputs, block=-1, channels=[channel]
+        )
+        torch.testing.assert_close(found, expected[0, 0])
+        assert torch.equal(found, found.tril())
+        assert found.shape == (T, T)

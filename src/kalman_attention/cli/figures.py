@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kalman_attention.cli import bench_scan
 from kalman_attention.recipes import inspection
 from kalman_attention.recipes.cell import Results
@@ -55,7 +57,9 @@ def maps(results: Results, scale: Scale) -> list[Path]:
     paths: list[Path] = []
     for task in _MAP_TASKS:
         trained = inspection.trained_kla(results, scale, task)
-        figure = plot_attention_maps(inspection.sample_maps(trained), tokens=trained.tokens)
+        sample = inspection.sample_maps(trained)
+        titles = [f"channel {channel}" for channel in sample]
+        figure = plot_attention_maps(torch.stack([*sample.values()]), titles, trained.tokens)
         paths += save_figure(figure, results.folder("attention-maps") / f"{task}.png")
     return paths
 

@@ -90,11 +90,10 @@ def variance_trace(trained: Trained) -> VarianceTrace:
     return VarianceTrace(variance[0], gain[0], marked, trained.tokens)
 
 
-def sample_maps(trained: Trained, channels: int = 4) -> Tensor:
-    """Attention maps of randomly chosen channels of the last block, ``[channels, T, T]``."""
+def sample_maps(trained: Trained, count: int = 4) -> dict[int, Tensor]:
+    """Attention maps of randomly chosen channels of the last block, ``[T, T]`` each."""
     width = trained.model.config.mixer_options("kla").width
-    picked = torch.randperm(width, generator=torch.Generator().manual_seed(0))[:channels]
-    maps = attention_maps(
-        trained.model, trained.sequence.inputs, block=-1, channels=picked.tolist()
-    )
-    return maps[0]
+    order = torch.randperm(width, generator=torch.Generator().manual_seed(0))
+    channels = sorted(order[:count].tolist())
+    maps = attention_maps(trained.model, trained.sequence.inputs, block=-1, channels=channels)
+    return dict(zip(channels, maps[0], strict=True))
