@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kalman_attention.models.files import sync_folder
+
 METRICS = "metrics.jsonl"
 
 
@@ -28,6 +30,7 @@ class MetricsLog:
             os.truncate(path, _length_up_to(path, step))
         self._board = _open_board(folder / "tensorboard", step) if tensorboard else None
         self._file = path.open("a", encoding="utf-8")
+        sync_folder(folder)  # or a crash of the machine could lose a new file with all its records
 
     def write(self, kind: str, step: int, seconds: float, values: Mapping[str, float]) -> None:
         """Append a record.
