@@ -19,7 +19,7 @@ def rows_of(page: str) -> list[list[str]]:
     return table_rows((ROOT / "docs" / page).read_text())
 
 
-MEASURED = [name for name in EXPERIMENTS if (ROOT / "results" / f"{name}-cpu").is_dir()]
+MEASURED = ("mad", "process-noise", "ou-depth", "a5")
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -29,9 +29,10 @@ def test_tables_are_those_of_the_cells(name: str) -> None:
     rendered = "\n".join(markdown(table) for table in experiment.render("cpu", there))
     assert rendered == (results.folder(name) / "tables.md").read_text()
     page = (ROOT / "docs" / "results.md").read_text().splitlines()
+    first, *others = rendered.split("\n### ")
     # Token accuracy, and accuracy by position, stay with the cells.
-    first = rendered.split("\n### ")[0]
-    assert [line for line in first.splitlines() if line.startswith("|") and line not in page] == []
+    shown = "\n".join([first, *(table for table in others if "at the rates" in table)])
+    assert [line for line in shown.splitlines() if line.startswith("|") and line not in page] == []
 
 
 def test_goals_of_the_scan() -> None:
