@@ -152,7 +152,7 @@ def cells(scale: Scale) -> list[Cell]:
 
 
 def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
-    """Accuracy of every model on every task, the paper's in brackets; token accuracy below."""
+    """Accuracy of every model on every task, the paper's in brackets; tokens and rates below."""
     below = notes(scale, SCALES[scale].changes)
 
     def ours(model: str, task: str, metric: str = "accuracy") -> float | None:
