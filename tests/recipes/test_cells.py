@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from kalman_attention.recipes.cell import Cell, Results, differences
+from kalman_attention.recipes import mad, training_length
+from kalman_attention.recipes.cell import Cell, Results, differences, plain
 from kalman_attention.recipes.experiment import SCALES, best, mean_of_best
 from kalman_attention.recipes.published import MAD, MAD_TASKS, PROCESS_NOISE
 from kalman_attention.recipes.registry import EXPERIMENTS
@@ -152,6 +153,26 @@ def test_learning_rates_stand_beside_each_other():
     ]
     assert chosen.rows[4][:2] == ["kla", "90.0 (85.0)"]
     assert len(EXPERIMENTS["mad"].tables("paper", [])) == 2  # one rate, nothing to compare
+
+
+def test_longer_training_changes_nothing_but_the_epochs():
+    short = {c.name: c for c in mad.cells("cpu")}
+    for longer in training_length.cells("cpu"):
+        (line,) = differences(plain(longer.run), plain(short[longer.name].run))
+        assert line.startswith("training.epochs is ")
+    published = {c.name: c for c in mad.cells("paper")}
+    assert all(c == published[c.name] for c in training_length.cells("paper"))
+
+
+def test_accuracies_over_training_length():
+    cell = next(c for c in training_length.cells("cpu") if c.matches("kla/fuzzy_recall"))
+    third = cell.run.updates // 3
+    rises_and_falls = [(third, 0.2), (third + 1, 0.5), (2 * third, 0.4), (3 * third, 0.3)]
+    curve = [{"step": step, "accuracy": accuracy} for step, accuracy in rises_and_falls]
+    (table,) = training_length.tables("cpu", [{"labels": cell.labels, "curve": curve}])
+    shown = {(row[0], row[1]): row[2:] for row in table.rows}
+    assert shown.pop(("fuzzy recall", "kla")) == ["0.003", "20.0", "50.0", "50.0", "30.0"]
+    assert all(row[1:] == ["-"] * 4 for row in shown.values())
 
 
 def test_tables_say_how_many_runs_are_missing():

@@ -26,6 +26,7 @@ def smoke(experiment: str, labels: str) -> list:
         ("mad", "mlstm/memorization"),
         ("mad", "gla/fuzzy_recall"),
         ("mad", "kla+/recall"),
+        ("training-length", "kla/fuzzy_recall"),
         ("process-noise", "kla,p=0/noisy_recall"),
         ("ou-depth", "none/2blocks"),
         ("mqar", "gated_deltanet/d64"),
