@@ -1,6 +1,7 @@
 """``kla compare``: runs beside each other, measured once, and only if they can be compared."""
 
 import json
+import shutil
 
 import pytest
 
@@ -68,6 +69,23 @@ def test_what_is_measured_is_not_measured_again(runs, monkeypatch):
     (runs / "out" / "kla.json").write_text(json.dumps({**other, "weights": "others"}))
     with pytest.raises(pytest.fail.Exception):
         compared(runs)
+
+
+def test_tasks_are_scored_again_when_they_ask_something_else(runs, monkeypatch, tmp_path):
+    from kalman_attention.cli import compare
+
+    asked = []
+    monkeypatch.setattr(
+        compare, "_zero_shot", lambda args, found: asked.append(args.data) or {"tasks": {}}
+    )
+    monkeypatch.setattr(compare, "paper_table", lambda tasks: "")
+    changed = tmp_path / "files"
+    shutil.copytree(FILES, changed)
+    (lambada,) = changed.rglob("lambada_openai.jsonl")
+    lambada.write_text("\n".join(lambada.read_text().splitlines()[1:]) + "\n")
+    for folder in (FILES, FILES, changed):
+        assert compared(runs, "--data", str(folder), "--limit", "1") == 0
+    assert asked == [FILES, FILES, changed, changed]  # two runs, once per folder
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from kalman_attention.cli.measure import fastest
 from kalman_attention.cli.table import render
 from kalman_attention.data.progress import Progress
 from kalman_attention.evaluation import paper
+from kalman_attention.evaluation.benchmarks import checksum
 from kalman_attention.models.files import write_atomically
 from kalman_attention.recipes.machine import about
 
@@ -72,12 +73,14 @@ def _measured(args: argparse.Namespace, name: str, found: "FinishedRun") -> dict
     """The result of a run: from its file if that is of the same weights and tasks."""
     from kalman_attention.recipes.comparison import measure, weights_of
 
-    path, wanted = args.out / f"{name}.json", args.data is not None
+    path = args.out / f"{name}.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if known.get("weights") != weights_of(found):
         known = measure(found)
-    if wanted and known.get("zero_shot", {}).get("settings", {}).get("limit", -1) != args.limit:
-        known["zero_shot"] = _zero_shot(args, found)
+    if args.data is not None:
+        asked = {"limit": args.limit, "questions": checksum(args.data)}
+        if known.get("zero_shot", {}).get("asked") != asked:
+            known["zero_shot"] = {"asked": asked, **_zero_shot(args, found)}
     write_atomically(path, (json.dumps(known, indent=1) + "\n").encode())
     return known
 

@@ -5,6 +5,7 @@ lm-evaluation-harness makes of the original one: one or several contexts, one or
 continuations, and which pair is right. A space stands between the two.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -179,3 +180,9 @@ BENCHMARKS = {
     )
 }
 """The tasks by name, in the order of the paper's table."""
+
+
+def checksum(folder: Path) -> str:
+    """What tells these files, and what is asked of them, from others."""
+    asked = {name: benchmark.read(folder) for name, benchmark in BENCHMARKS.items()}
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
