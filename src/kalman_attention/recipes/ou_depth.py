@@ -105,7 +105,7 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
         ]
         for variant in _VARIANTS
     ]
-    header = ["dynamics", *(f"{depth} blocks" for depth in depths)]
+    header = ["blocks", *(str(depth) for depth in depths)]
     return [
         Table(
             "Selective copying over depth, accuracy, %",
