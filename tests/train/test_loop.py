@@ -68,7 +68,9 @@ def scores(*values):
 @pytest.mark.parametrize(
     ("options", "values", "step", "reason", "best"),
     [
-        ({"patience": 2}, (1, 3, 2, 3, 9), 4, "patience", 2),
+        ({"patience": 2}, (1, 3, 2, 2.5, 9), 4, "patience", 2),
+        ({"patience": 2}, (1, 3, 2, 3, 9), 4, "patience", 4),  # equals do not improve
+        ({}, (0, 0, 0, 0, 0, 0), 6, "max_steps", 6),
         ({"patience": 2, "mode": "min"}, (3, 1, 2, 3, 9), 4, "patience", 2),
         ({"patience": 1, "min_delta": 0.5}, (1, 1.4, 9), 2, "patience", 1),
         ({"patience": 2}, (1, math.nan, math.nan, 5), 3, "patience", 1),

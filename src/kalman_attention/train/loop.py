@@ -207,17 +207,21 @@ class _Run:
         self.progress.update(step, float(values["loss"]))
         if last or step % config.log_every == 0:
             self._write("train", {name: float(value) for name, value in values.items()})
-        improved = False
+        best = False
         if self.evaluate is not None and (last or step % self.eval_every == 0):
-            improved = self._evaluate(self.evaluate)
+            best = self._evaluate(self.evaluate)
         every, seconds = config.save_every, config.save_seconds
         due = every is not None and step % every == 0
         late = seconds is not None and self._all_late(seconds)
-        if improved or due or late:
+        if best or due or late:
             self._save()
 
     def _evaluate(self, evaluate: Evaluate) -> bool:
-        """Measure, remember, and say whether this is the best."""
+        """Measure, remember, and say whether this is the best.
+
+        The later of two equals is: a metric that stays at zero, such as the share of long
+        sequences that are right, must not choose the model of the first evaluation.
+        """
         assert self.progress is not None
         state, config = self.state, self.config
         seed_global(derive_seed(config.seed, "evaluation"), self.updater.device)
@@ -227,7 +231,7 @@ class _Run:
         found = self.parallel.follow(found)
         self.model.train()
         self._write("eval", found)
-        improved = False
+        best = False
         if config.monitor is not None:
             if config.monitor not in found:
                 raise ValueError(
@@ -237,10 +241,11 @@ class _Run:
             value = found[config.monitor]
             improved = config.is_better(value, state.best["value"] if state.best else None)
             state.stale = 0 if improved else state.stale + 1
-            if improved:
+            best = improved or (state.best is not None and value == state.best["value"])
+            if best:
                 state.best = {"step": state.step, "value": value, "metrics": found}
-        self.progress.evaluated(state.step, found, best=improved)
-        return improved
+        self.progress.evaluated(state.step, found, best=best)
+        return best
 
     def _save(self) -> None:
         """Write a checkpoint of this moment."""

@@ -10,7 +10,7 @@ Reason = Literal["max_steps", "patience", "target"]
 
 
 class Best(NamedTuple):
-    """The best evaluation of a run.
+    """The best evaluation of a run; the last of several that are equally good.
 
     Attributes:
         step: updates made until then.
