@@ -88,6 +88,14 @@ def test_tasks_are_scored_again_when_they_ask_something_else(runs, monkeypatch, 
     assert asked == [FILES, FILES, changed, changed]  # two runs, once per folder
 
 
+def test_a_folder_without_the_tasks_is_refused_before_anything_is_measured(runs, capsys, tmp_path):
+    out = tmp_path / "out"
+    given = ["compare", str(runs / "kla"), "--out", str(out), "--data", str(tmp_path)]
+    assert main(given) == 1
+    assert "lambada_openai needs lambada/lambada_openai.jsonl" in capsys.readouterr().err
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [

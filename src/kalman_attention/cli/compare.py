@@ -52,8 +52,9 @@ def run(args: argparse.Namespace) -> int:
     if len(opened) < len(args.runs):
         raise ValueError("two of the runs have folders of the same name: rename one of them.")
     check_comparable(list(opened.values()))
+    asked = args.data and {"limit": args.limit, "questions": checksum(args.data)}
     args.out.mkdir(parents=True, exist_ok=True)
-    results = {name: _measured(args, name, found) for name, found in opened.items()}
+    results = {name: _measured(args, name, found, asked) for name, found in opened.items()}
     speed = _speed(args, opened) if args.seconds else {}
     print(quality_table(results, speed))
     if args.data is not None:
@@ -69,7 +70,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(args: argparse.Namespace, name: str, found: "FinishedRun") -> dict[str, Any]:
+def _measured(
+    args: argparse.Namespace, name: str, found: "FinishedRun", asked: dict[str, Any] | None
+) -> dict[str, Any]:
     """The result of a run: from its file if that is of the same weights and tasks."""
     from kalman_attention.recipes.comparison import measure, weights_of
 
@@ -77,10 +80,8 @@ def _measured(args: argparse.Namespace, name: str, found: "FinishedRun") -> dict
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if known.get("weights") != weights_of(found):
         known = measure(found)
-    if args.data is not None:
-        asked = {"limit": args.limit, "questions": checksum(args.data)}
-        if known.get("zero_shot", {}).get("asked") != asked:
-            known["zero_shot"] = {"asked": asked, **_zero_shot(args, found)}
+    if asked is not None and known.get("zero_shot", {}).get("asked") != asked:
+        known["zero_shot"] = {"asked": asked, **_zero_shot(args, found)}
     write_atomically(path, (json.dumps(known, indent=1) + "\n").encode())
     return known
 

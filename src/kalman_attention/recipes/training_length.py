@@ -18,7 +18,7 @@ RATES = {
     "fuzzy_recall": {"mlstm": 1e-3, "kla": 3e-3},
     "selective_copying": {"gated_deltanet": 3e-3, "kla": 3e-3},
 }
-"""KLA and the model ahead of it at ``cpu`` scale, each with its better rate there."""
+"""KLA and the first of ``mad`` at ``cpu`` scale, each with its better rate there."""
 
 TIMES: dict[Scale, int] = {"smoke": 3, "cpu": 3, "paper": 1}
 """How many times the epochs of ``mad``; the published number is long enough."""
