@@ -7,8 +7,19 @@ pytest.importorskip("matplotlib")
 
 from kalman_attention.plots.attention_maps import plot_attention_maps
 from kalman_attention.plots.decode_speed import plot_decode_speed
+from kalman_attention.plots.files import save_figure
 from kalman_attention.plots.posterior_variance import plot_posterior_variance
 from kalman_attention.plots.scale_out import plot_scale_out
+
+
+def test_a_figure_drawn_again_is_the_same_file(tmp_path):
+    written = [
+        save_figure(plot_decode_speed([128, 256], {"kla": [1.0, 2.0]}), tmp_path / folder / "a.png")
+        for folder in ("first", "second")
+    ]
+    assert [path.suffix for path in written[0]] == [".png", ".svg"]
+    for first, second in zip(*written, strict=True):
+        assert first.read_bytes() == second.read_bytes()
 
 
 def test_posterior_variance(tmp_path):
