@@ -1,7 +1,10 @@
 """The command line: what a user types, what comes back."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,3 +97,12 @@ def test_table_aligns_numbers_to_the_right() -> None:
         "a      1.0",
         "bb    10.0",
     ]
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    command = [sys.executable, "-m", "kalman_attention", "sizes", "--paper", "mad"]
+    read, write = os.pipe()
+    os.close(read)  # as head does after its lines
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -1,6 +1,7 @@
 """``kla``: parse the verb, hand over to its file."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -27,6 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     keep_memory()
     try:
         code: int = args.verb(args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader, such as head, has seen enough; nor must Python complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
