@@ -38,7 +38,7 @@ test: $(STAMP)   ## set up, lint, type-check and run all tests
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory $(EMULATED) || echo "the CUDA kernels are not emulated here"
 	KLA_CUDA_EMULATION=$$(ls $(CURDIR)/$(EMULATED) 2>/dev/null) OMP_NUM_THREADS=1 \
-	$(BIN)/python -m pytest -n 2 -q $(REPEATABLE)
+	KLA_TEST_INSTALL=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q $(REPEATABLE)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q $(REPEATABLE) $(INTERPRETED)
 
 # The same examples each time, so that a failure belongs to a change; plain pytest draws new ones.

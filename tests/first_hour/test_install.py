@@ -1,0 +1,89 @@
+"""The README's plain install: a new environment with what ``pip install .`` brings, no more."""
+
+import os
+import re
+import subprocess
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [
+    pytest.mark.skipif(
+        os.environ.get("KLA_TEST_INSTALL") != "1",
+        reason="installs torch into a new environment; `make test` does it (KLA_TEST_INSTALL=1)",
+    ),
+    pytest.mark.xdist_group("install"),  # one environment, whatever the number of workers
+]
+
+
+@pytest.fixture(scope="module")
+def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of a new environment with the package and its declared dependencies."""
+    folder = tmp_path_factory.mktemp("plain")
+    venv.create(folder / "venv", with_pip=True)
+    found = folder / "venv" / "bin"
+    install = [found / "pip", "install", "-q", "-c", ROOT / "constraints.txt"]
+    build = ["-C", f"build-dir={folder / 'build'}"]  # nothing is written into the checkout
+    subprocess.run([*install, *build, ROOT], check=True, env=_clean())
+    return found
+
+
+def _clean() -> dict[str, str]:
+    """No variable that would let the new environment see another one."""
+    hidden = ("PYTHONPATH", "VIRTUAL_ENV", "KLA_CUDA_EMULATION", "KLA_CPU_LIBRARY")
+    return {name: value for name, value in os.environ.items() if name not in hidden}
+
+
+def _run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    options = {"capture_output": True, "text": True, "check": False}
+    return subprocess.run(command, cwd=cwd, env=_clean(), **options)
+
+
+def test_it_brings_what_it_declares_and_the_checker_is_content(
+    binaries: Path, tmp_path: Path
+) -> None:
+    listed = _run(binaries / "pip", "list", "--format=freeze", cwd=tmp_path).stdout
+    names = {line.partition("==")[0].lower() for line in listed.splitlines()}
+    assert {"kalman_attention", "numpy", "safetensors", "torch"} <= names
+    assert not names & {
+        "matplotlib",
+        "tokenizers",
+        "transformers",
+    }  # else this tests another install
+    assert _run(binaries / "pip", "check", cwd=tmp_path).returncode == 0
+
+
+def test_kla_check_runs_every_engine(binaries: Path, tmp_path: Path) -> None:
+    done = _run(binaries / "kla", "check", "--run", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "auto on cpu means: cpu" in done.stdout
+    assert "MISSES" not in done.stdout
+
+
+def test_every_verb_explains_itself(binaries: Path, tmp_path: Path) -> None:
+    said = _run(binaries / "kla", "--help", cwd=tmp_path).stdout
+    verbs = re.findall(r"^    (\w+)(?:  |$)", said, re.MULTILINE)
+    assert len(verbs) >= 12
+    for verb in verbs:
+        done = _run(binaries / "kla", verb, "--help", cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, ""), verb
+
+
+def test_a_verb_that_needs_an_extra_names_it(binaries: Path, tmp_path: Path) -> None:
+    done = _run(binaries / "kla", "data", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "pip install 'kalman_attention[data]'" in done.stderr
+
+
+def test_the_readme_blocks_run(binaries: Path, tmp_path: Path) -> None:
+    """All but those that import an extra, one after another in one program."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    plain = [block for block in blocks if "transformers" not in block]
+    assert 4 < len(plain) < len(blocks)
+    (tmp_path / "readme.py").write_text("\n".join(plain))
+    done = _run(binaries / "python", "-W", "error", "readme.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
