@@ -40,9 +40,9 @@ def joint_prior(a: Array, p: Array, mean_0: float, variance_0: float) -> tuple[A
 
 
 def condition(
+    k: Array,
     v: Array,
     lam_v: Array,
-    k: Array,
     a_bar: float,
     p_bar: float,
     mean_0: float = 0.0,
@@ -75,9 +75,9 @@ def condition(
 
 
 def oracle_beliefs(
+    k: Tensor,
     v: Tensor,
     lam_v: Tensor,
-    k: Tensor,
     a_bar: Tensor,
     p_bar: Tensor,
     state: KLAState,
@@ -88,9 +88,9 @@ def oracle_beliefs(
     mean, variance = np.empty((2, B, T, N, D))
     for i, n, d in itertools.product(range(B), range(N), range(D)):
         mean[i, :, n, d], variance[i, :, n, d] = condition(
+            k[i, :, n].numpy(),
             v[i, :, d].numpy(),
             lam_v[i, :, d].numpy(),
-            k[i, :, n].numpy(),
             a_bar[n, d].item(),
             p_bar[n, d].item(),
             state.mean[i, n, d].item(),

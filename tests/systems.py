@@ -13,10 +13,10 @@ from kalman_attention import KLAState
 class System(NamedTuple):
     """The positional arguments of ``kla_scan``."""
 
+    q: Tensor
+    k: Tensor
     v: Tensor
     lam_v: Tensor
-    k: Tensor
-    q: Tensor
     a_bar: Tensor
     p_bar: Tensor
 
@@ -35,10 +35,10 @@ def random_system(
 
     sign = torch.where(uniform(0, 1, N, D) < 0.3, -1.0, 1.0) if negative else 1.0
     return System(
+        q=normal(B, T, N),
+        k=normal(B, T, N),
         v=normal(B, T, D),
         lam_v=uniform(0.1, 3.0, B, T, D),
-        k=normal(B, T, N),
-        q=normal(B, T, N),
         a_bar=uniform(0.3, 1.0, N, D) * sign,
         p_bar=uniform(0.01, 0.5, N, D),
     )

@@ -8,7 +8,7 @@ from tests.oracles import condition, joint_prior
 def test_one_token_by_hand():
     # prior N(0.5 * 2, 0.25 * 3 + 1) = N(1, 1.75); v = 2 z + noise of variance 1/4.
     mean, variance = condition(
-        np.array([5.0]), np.array([4.0]), np.array([2.0]), 0.5, 1.0, mean_0=2.0, variance_0=3.0
+        np.array([2.0]), np.array([5.0]), np.array([4.0]), 0.5, 1.0, mean_0=2.0, variance_0=3.0
     )
     precision = 1 / 1.75 + 4 * 4
     np.testing.assert_allclose(variance, 1 / precision, rtol=1e-14)
@@ -28,15 +28,15 @@ def test_joint_prior_is_what_simulation_gives():
 
 def test_no_evidence_leaves_the_prior():
     v, k = np.array([3.0, -1.0, 2.0]), np.ones(3)
-    mean, variance = condition(v, np.zeros(3), k, 0.8, 0.1, mean_0=1.0, variance_0=0.5)
+    mean, variance = condition(k, v, np.zeros(3), 0.8, 0.1, mean_0=1.0, variance_0=0.5)
     np.testing.assert_allclose(mean, 0.8 ** np.arange(1, 4), rtol=1e-14)
     np.testing.assert_allclose(variance[0], 0.64 * 0.5 + 0.1, rtol=1e-14)
 
 
 def test_time_does_not_pass_where_masked():
-    v, lam_v, k = np.array([3.0, 9.0, 2.0]), np.array([1.0, 5.0, 2.0]), np.array([1.0, 4.0, -1.0])
+    k, v, lam_v = np.array([1.0, 4.0, -1.0]), np.array([3.0, 9.0, 2.0]), np.array([1.0, 5.0, 2.0])
     mask = np.array([True, False, True])
-    mean, variance = condition(v, lam_v, k, 0.8, 0.1, mask=mask)
-    short_mean, short_variance = condition(v[mask], lam_v[mask], k[mask], 0.8, 0.1)
+    mean, variance = condition(k, v, lam_v, 0.8, 0.1, mask=mask)
+    short_mean, short_variance = condition(k[mask], v[mask], lam_v[mask], 0.8, 0.1)
     np.testing.assert_allclose(mean, short_mean[[0, 0, 1]], rtol=1e-13)
     np.testing.assert_allclose(variance, short_variance[[0, 0, 1]], rtol=1e-13)

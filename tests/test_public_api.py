@@ -34,6 +34,7 @@ PUBLIC = [
     "kla_scan",
     "kla_scan_ref",
     "kla_step",
+    "kla_step_ref",
     "linear_scan",
     "linear_scan_ref",
     "load_model",
@@ -91,17 +92,19 @@ def test_public_names_have_docstrings(name):
 
 
 def test_the_family_has_one_signature():
-    scan, reference, step = (
+    scan, reference, step, step_reference = (
         list(inspect.signature(f).parameters)
         for f in (
             kalman_attention.kla_scan,
             kalman_attention.kla_scan_ref,
             kalman_attention.kla_step,
+            kalman_attention.kla_step_ref,
         )
     )
     assert scan == [*reference, "engine"]
+    assert step == [*step_reference, "engine"]
     assert [name for name in scan if name != "cu_seqlens"] == step
-    assert scan[:6] == ["v", "lam_v", "k", "q", "a_bar", "p_bar"]
+    assert scan[:6] == ["q", "k", "v", "lam_v", "a_bar", "p_bar"]
 
 
 def test_fields():

@@ -11,8 +11,8 @@ def test_scan_and_gradient():
     v, lam_v = torch.randn(B, T, D, requires_grad=True), torch.rand(B, T, D)
     k, q = torch.randn(B, T, N), torch.randn(B, T, N)
     a_bar, p_bar = discretise(torch.rand(N, D), torch.full((N, D), 0.3), torch.full((N, D), 0.1))
-    out = kla_scan(v, lam_v, k, q, a_bar, p_bar, return_variance=True)
-    expected = kla_scan_ref(v, lam_v, k, q, a_bar, p_bar, return_variance=True)
+    out = kla_scan(q, k, v, lam_v, a_bar, p_bar, return_variance=True)
+    expected = kla_scan_ref(q, k, v, lam_v, a_bar, p_bar, return_variance=True)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
     for result in (out, expected):
         assert (result.y_var > 0).all()

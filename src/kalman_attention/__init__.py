@@ -48,5 +48,6 @@ from kalman_attention.ops.linear_scan import linear_scan as linear_scan
 from kalman_attention.ops.linear_scan import linear_scan_ref as linear_scan_ref
 from kalman_attention.ops.output import ScanOutput as ScanOutput
 from kalman_attention.ops.reference import kla_scan_ref as kla_scan_ref
+from kalman_attention.ops.reference import kla_step_ref as kla_step_ref
 
 __version__ = "0.1.0"

@@ -39,7 +39,7 @@ def test_gated_recurrence_is_the_mean_of_the_filter(mean, variance, a_bar, p_bar
 
 def test_gated_recurrence_along_a_sequence_against_the_oracle():
     x, state = random_system(B=2, T=8), random_state()
-    beliefs = oracle_beliefs(x.v, x.lam_v, x.k, x.a_bar, x.p_bar, state)
+    beliefs = oracle_beliefs(x.k, x.v, x.lam_v, x.a_bar, x.p_bar, state)
     phi, b = token_evidence(x.k, x.v, x.lam_v)
     mu = state.mean
     for t in range(8):
@@ -84,7 +84,7 @@ def test_ridge_objective_by_hand():
 def test_lti_convolution_is_the_information_recursion_from_nothing():
     x = random_system(B=2, T=12, seed=2)
     k = x.k[0, 0]
-    lam, eta = lti_convolution(x.v, x.lam_v, k, x.a_bar)
+    lam, eta = lti_convolution(k, x.v, x.lam_v, x.a_bar)
     assert lam.shape == eta.shape == (2, 12, 3, 2)
     zero = torch.zeros(2, 3, 2, dtype=torch.float64)
     belief = Information(zero, zero)
@@ -98,7 +98,7 @@ def test_lti_convolution_is_the_information_recursion_from_nothing():
 
 def test_lti_convolution_takes_an_empty_sequence():
     x = random_system(T=0)
-    lam, eta = lti_convolution(x.v, x.lam_v, torch.ones(3, dtype=torch.float64), x.a_bar)
+    lam, eta = lti_convolution(torch.ones(3, dtype=torch.float64), x.v, x.lam_v, x.a_bar)
     assert lam.shape == eta.shape == (2, 0, 3, 2)
 
 
@@ -108,7 +108,7 @@ def attention_case(T: int = 9) -> tuple[System, KLAState]:
 
 def test_attention_form_gives_the_outputs_of_the_filter():
     x, state = attention_case()
-    form = attention_form(x.lam_v, x.k, x.q, x.a_bar, x.p_bar, state)
+    form = attention_form(x.q, x.k, x.lam_v, x.a_bar, x.p_bar, state)
     y = torch.einsum("bdts,bsd->btd", form.attn_seq, x.v) + form.y_init
     assert_close(y, kla_scan_ref(*x, state=state).y, rtol=1e-12)
     assert not form.attn_seq.triu(1).any()
@@ -119,7 +119,7 @@ def test_attention_form_gives_the_outputs_of_the_filter():
 
 def test_attention_matrix_is_the_product_of_forget_gates():
     x, state = attention_case(T=6)
-    form = attention_form(x.lam_v, x.k, x.q, x.a_bar, x.p_bar, state)
+    form = attention_form(x.q, x.k, x.lam_v, x.a_bar, x.p_bar, state)
     lam, f = [], []
     belief = to_information(state)
     phi, b = token_evidence(x.k, x.v, x.lam_v)
@@ -141,7 +141,7 @@ def test_attention_form_is_right_where_the_precision_overflows():
     x = random_system(B=1, T=40, N=1, D=1, negative=False)
     x = x._replace(a_bar=torch.full_like(x.a_bar, 1e-5), p_bar=torch.zeros_like(x.p_bar))
     state = KLAState.unit_prior(1, 1, 1, dtype=torch.float64)
-    form = attention_form(x.lam_v, x.k, x.q, x.a_bar, x.p_bar, state)
+    form = attention_form(x.q, x.k, x.lam_v, x.a_bar, x.p_bar, state)
     assert not form.attn_info.isfinite().all()
     y = torch.einsum("bdts,bsd->btd", form.attn_seq, x.v) + form.y_init
     assert_close(y, kla_scan_ref(*x).y, atol=0)
@@ -149,7 +149,7 @@ def test_attention_form_is_right_where_the_precision_overflows():
 
 def test_attention_form_takes_an_empty_sequence():
     x, state = attention_case(T=0)
-    form = attention_form(x.lam_v, x.k, x.q, x.a_bar, x.p_bar, state)
+    form = attention_form(x.q, x.k, x.lam_v, x.a_bar, x.p_bar, state)
     assert form.attn_info.shape == (2, 3, 2, 0, 0)
     assert form.attn_seq.shape == (2, 2, 0, 0)
     assert form.y_init.shape == (2, 0, 2)

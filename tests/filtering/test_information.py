@@ -30,7 +30,7 @@ def test_to_information_and_back():
 
 def test_step_against_the_oracle():
     x, state = random_system(B=2, T=8), random_state()
-    beliefs = oracle_beliefs(x.v, x.lam_v, x.k, x.a_bar, x.p_bar, state)
+    beliefs = oracle_beliefs(x.k, x.v, x.lam_v, x.a_bar, x.p_bar, state)
     phi, b = token_evidence(x.k, x.v, x.lam_v)
     belief = to_information(state)
     for t in range(8):
@@ -43,7 +43,7 @@ def test_step_against_the_oracle():
 def test_predict_against_the_oracle():
     x, state = random_system(T=1), random_state()
     blank = torch.zeros_like(x.lam_v)
-    prior = oracle_beliefs(x.v, blank, x.k, x.a_bar, x.p_bar, state)
+    prior = oracle_beliefs(x.k, x.v, blank, x.a_bar, x.p_bar, state)
     predicted = to_moment(information.predict(to_information(state), x.a_bar, x.p_bar))
     assert_close(predicted.mean, prior.mean[:, 0])
     assert_close(predicted.variance, prior.variance[:, 0])
@@ -53,7 +53,7 @@ def test_update_against_the_oracle():
     # a_bar = 1 and p_bar = 0: the step is the update alone.
     x, state = random_system(T=1), random_state()
     still = torch.ones_like(x.a_bar), torch.zeros_like(x.p_bar)
-    posterior = oracle_beliefs(x.v, x.lam_v, x.k, *still, state)
+    posterior = oracle_beliefs(x.k, x.v, x.lam_v, *still, state)
     phi, b = token_evidence(x.k[:, 0], x.v[:, 0], x.lam_v[:, 0])
     updated = to_moment(information.update(to_information(state), phi, b))
     assert_close(updated.mean, posterior.mean[:, 0])

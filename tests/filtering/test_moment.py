@@ -37,7 +37,7 @@ def test_step_equals_the_information_form(mean, variance, a_bar, p_bar, phi, b):
 
 def test_step_against_the_oracle():
     x, state = random_system(B=2, T=8, seed=3), random_state()
-    beliefs = oracle_beliefs(x.v, x.lam_v, x.k, x.a_bar, x.p_bar, state)
+    beliefs = oracle_beliefs(x.k, x.v, x.lam_v, x.a_bar, x.p_bar, state)
     phi, b = token_evidence(x.k, x.v, x.lam_v)
     for t in range(8):
         state = moment.step(state, x.a_bar, x.p_bar, phi[:, t], b[:, t])

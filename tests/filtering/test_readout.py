@@ -9,7 +9,7 @@ from tests.systems import assert_close, random_state, random_system
 
 def test_readout_of_the_oracle():
     x, state = random_system(), random_state()
-    beliefs = oracle_beliefs(x.v, x.lam_v, x.k, x.a_bar, x.p_bar, state)
+    beliefs = oracle_beliefs(x.k, x.v, x.lam_v, x.a_bar, x.p_bar, state)
     y, y_var = oracle_readout(x.q, beliefs)
     assert_close(read_mean(x.q, beliefs.mean), y)
     assert_close(read_variance(x.q, beliefs.variance), y_var)

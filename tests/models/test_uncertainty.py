@@ -16,7 +16,7 @@ def test_gain_is_the_share_of_the_belief_replaced(options):
     model, x = small("kla", kla=options), torch.randn(2, 7, 16)
     layer = model.blocks[0].mixer
     found = layer.read(x)
-    v, lam_v, k, _ = found.evidence
+    _, k, v, lam_v = found.evidence
     state, shares = layer.prior.initial(2), []
     for t in range(7):
         phi, b = token_evidence(k[:, t], v[:, t], lam_v[:, t])

@@ -49,10 +49,10 @@ def draw(
 
     R = rows or B
     return ScanInputs(
+        normal(B, T, N),
+        normal(B, T, N),
         normal(B, T, D),
         uniform(B, T, D),
-        normal(B, T, N),
-        normal(B, T, N),
         0.5 + 0.5 * uniform(N, D),
         0.1 * uniform(N, D),
         normal(R, N, D),
@@ -160,7 +160,7 @@ def test_step_is_one_token_of_the_scan(dtype: torch.dtype) -> None:
     x = ScanInputs(*(t.to(dtype) for t in x[:4]), *x[4:])
     mask = torch.tensor([True, False, True])
     whole = cpu.forward(x._replace(mask=mask[:, None]), return_variance=True, save=True)
-    token = x._replace(mask=mask, **{n: getattr(x, n)[:, 0] for n in ("v", "lam_v", "k", "q")})
+    token = x._replace(mask=mask, **{n: getattr(x, n)[:, 0] for n in ("q", "k", "v", "lam_v")})
     one = cpu.step(token, return_variance=True)
     assert whole.y_var is not None
     torch.testing.assert_close(one.y, whole.y[:, 0])
@@ -234,7 +234,7 @@ torch.set_num_threads(1)
 R, N, D = 64, 1024, 64
 one, belief = torch.ones(R, 1, D), torch.ones(R, N, D)
 keys, dynamics = torch.ones(R, 1, N), torch.full((N, D), 0.5)
-scan = call.Call(call.KALMAN, one, one, keys, keys, dynamics, dynamics, belief, belief, None, None)
+scan = call.Call(call.KALMAN, keys, keys, one, one, dynamics, dynamics, belief, belief, None, None)
 saved = call.new_checkpoints(scan, 2)
 outputs = call.Outputs(torch.empty(R, 1, D), None, *torch.empty(2, R, N, D), saved)
 grads = tuple(torch.empty(t.shape) for t in scan[1:9])

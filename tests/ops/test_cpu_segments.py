@@ -11,7 +11,7 @@ from kalman_attention.ops.contract import LinearScanInputs, ScanInputs
 REASON = cpu.why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 OUTPUTS = ("y", "y_var", "mean", "variance")
-GRADS = ("v", "lam_v", "k", "q", "a_bar", "p_bar", "mean_0", "variance_0")
+GRADS = ("q", "k", "v", "lam_v", "a_bar", "p_bar", "mean_0", "variance_0")
 PER_CHANNEL = {
     "y",
     "y_var",
@@ -40,7 +40,7 @@ def draw(
         return torch.randn(*shape, generator=generator, dtype=dtype)
 
     R = rows or B
-    tokens = normal(B, T, D), uniform(B, T, D), normal(B, T, N), normal(B, T, N)
+    tokens = normal(B, T, N), normal(B, T, N), normal(B, T, D), uniform(B, T, D)
     a_bar = (1 - 0.3 * uniform(N, D) ** 3) * torch.sign(normal(N, D))
     belief = normal(R, N, D), 0.5 + uniform(R, N, D)
     return ScanInputs(*tokens, a_bar, 0.1 * uniform(N, D) ** 2, *belief, None, None)

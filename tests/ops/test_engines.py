@@ -130,8 +130,8 @@ def test_one_overwhelming_token(evidence) -> None:
     lost = []
     for seed in range(60):
         call = make_call(Case(B=1, T=1, N=1, D=1, a_min=1.0, signed=False, p_max=0.0, seed=seed))
-        v, lam_v, k, q, *rest, variance = call.tensors
-        tensors = (v, torch.full_like(lam_v, evidence), torch.ones_like(k), q, *rest)
+        q, k, v, lam_v, *rest, variance = call.tensors
+        tensors = (q, torch.ones_like(k), v, torch.full_like(lam_v, evidence), *rest)
         call = call._replace(tensors=(*tensors, torch.ones_like(variance)))
         reference = run_call(call, "reference", torch.float64)
         found = errors(run_call(call, "cpu", torch.float32), reference)

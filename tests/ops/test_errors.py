@@ -15,12 +15,12 @@ Arguments = dict[str, object]
 
 def arguments() -> Arguments:
     tensors = [x.float() for x in make_call(Case(B=B, T=T, N=N, D=D)).tensors]
-    named = dict(zip(("v", "lam_v", "k", "q", "a_bar", "p_bar"), tensors, strict=False))
+    named = dict(zip(("q", "k", "v", "lam_v", "a_bar", "p_bar"), tensors, strict=False))
     return {**named, "state": KLAState(*tensors[6:])}
 
 
 def first_document(x: Arguments) -> Arguments:
-    return {**x, **{name: x[name][:1] for name in ("v", "lam_v", "k", "q")}, "state": None}
+    return {**x, **{name: x[name][:1] for name in ("q", "k", "v", "lam_v")}, "state": None}
 
 
 MISTAKES: dict[str, tuple[Callable[[Arguments], Arguments], str]] = {
@@ -104,7 +104,7 @@ MISTAKES: dict[str, tuple[Callable[[Arguments], Arguments], str]] = {
 
 
 def call(function: Callable[..., object], given: Arguments) -> object:
-    positional = [given.pop(name) for name in ("v", "lam_v", "k", "q", "a_bar", "p_bar")]
+    positional = [given.pop(name) for name in ("q", "k", "v", "lam_v", "a_bar", "p_bar")]
     return function(*positional, **given)
 
 
@@ -136,7 +136,7 @@ def test_step_explains_a_time_axis_and_a_missing_state() -> None:
     given = arguments()
     with pytest.raises(ValueError, match=r"v has shape \[2, 6, 5\] but must be \[B, D\]"):
         call(kla_step, {**given})
-    tokens = {name: given[name][:, 0] for name in ("v", "lam_v", "k", "q")}
+    tokens = {name: given[name][:, 0] for name in ("q", "k", "v", "lam_v")}
     with pytest.raises(ValueError, match="unit_prior"):
         call(kla_step, {**given, **tokens, "state": None})
 

@@ -33,7 +33,7 @@ def one_row() -> ScanInputs:
 
     dynamics = torch.full((N, D), 0.9), torch.full((N, D), 0.01)
     belief = torch.zeros(1, N, D), torch.ones(1, N, D)
-    return ScanInputs(tokens(D), tokens(D), tokens(N), tokens(N), *dynamics, *belief, None, None)
+    return ScanInputs(tokens(N), tokens(N), tokens(D), tokens(D), *dynamics, *belief, None, None)
 
 
 def repeated(row: ScanInputs) -> ScanInputs:
@@ -55,7 +55,7 @@ def test_every_row_of_a_huge_call_equals_the_row_alone() -> None:
     dy = torch.ones(1, T, 1, dtype=torch.bfloat16).expand(1, T, D).contiguous()
     wanted = cpu.backward(row, alone.checkpoints, dy, None, None, None)
     got = cpu.backward(repeated(row), checkpoints, dy.expand(B, -1, -1), None, None, None)
-    for name in ("v", "lam_v", "k", "q", "mean_0", "variance_0"):
+    for name in ("q", "k", "v", "lam_v", "mean_0", "variance_0"):
         assert all(torch.equal(x, getattr(wanted, name)[0]) for x in getattr(got, name)), name
     torch.testing.assert_close(got.a_bar, B * wanted.a_bar, rtol=1e-5, atol=0)
     torch.testing.assert_close(got.p_bar, B * wanted.p_bar, rtol=1e-5, atol=0)

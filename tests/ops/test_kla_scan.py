@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kalman_attention import KLAState, ScanOutput, kla_scan, kla_scan_ref, kla_step
+from kalman_attention import (
+    KLAState,
+    ScanOutput,
+    kla_scan,
+    kla_scan_ref,
+    kla_step,
+    kla_step_ref,
+)
 from kalman_attention.ops.selfcheck import Case, make_call
 from tests.engines import EVERY_ENGINE, affordable
 
@@ -170,6 +177,29 @@ def test_a_masked_step_changes_nothing_and_no_step_works_in_place(engine: str) -
     assert (out.state.variance[0] != state.variance[0]).any()
 
 
+@pytest.mark.parametrize("engine", ["reference", *EVERY_ENGINE])
+def test_every_position_has_its_meaning(engine: str) -> None:
+    # By hand. Queries and keys have one shape, so nothing but a number tells when they are swapped.
+    given = {"q": 2.0, "k": 3.0, "v": 5.0, "lam_v": 7.0, "a_bar": 0.5, "p_bar": 0.25}
+    P = 0.5**2 * 1.0 + 0.25
+    s = 1 / (1 / P + 3.0**2 * 7.0)
+    y, y_var = 2.0 * s * 3.0 * 7.0 * 5.0, 2.0**2 * s
+    token = {name: torch.full((1, 1), x) for name, x in given.items()}
+    row = {n: x.view(1, 1, 1) if n in ("q", "k", "v", "lam_v") else x for n, x in token.items()}
+    prior = KLAState.unit_prior(1, 1, 1)
+    options = {"return_variance": True, "engine": engine}
+    for out in (
+        kla_scan(*row.values(), **options),
+        kla_scan(**row, **options),
+        kla_scan_ref(*row.values(), return_variance=True),
+        kla_step(*token.values(), prior, **options),
+        kla_step(**token, state=prior, **options),
+        kla_step_ref(*token.values(), prior, return_variance=True),
+    ):
+        torch.testing.assert_close(out.y.item(), y, rtol=1e-6, atol=0)
+        torch.testing.assert_close(out.y_var.item(), y_var, rtol=1e-6, atol=0)
+
+
 def test_variance_only_when_asked_for() -> None:
     args = draw(Case(B=1, T=4, N=2, D=3))[:6]
     assert kla_scan(*args).y_var is None
@@ -183,7 +213,7 @@ def test_state_shows_the_papers_coordinates() -> None:
 
 
 def test_no_evidence_is_a_pure_predict_step() -> None:
-    v, lam_v, k, q, a_bar, p_bar, mean, variance = draw(Case(B=2, T=1, N=3, D=5))
-    out = kla_scan(v, 0 * lam_v, k, q, a_bar, p_bar, state=KLAState(mean, variance))
+    q, k, v, lam_v, a_bar, p_bar, mean, variance = draw(Case(B=2, T=1, N=3, D=5))
+    out = kla_scan(q, k, v, 0 * lam_v, a_bar, p_bar, state=KLAState(mean, variance))
     torch.testing.assert_close(out.state.mean, a_bar * mean)
     torch.testing.assert_close(out.state.variance, a_bar**2 * variance + p_bar)

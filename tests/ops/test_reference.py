@@ -19,7 +19,7 @@ from tests.systems import System, assert_close, random_state, random_system
 
 def oracle_scan(x: System, state: KLAState, mask: Tensor | None = None) -> ScanOutput:
     """``kla_scan`` by dense conditioning."""
-    beliefs = oracle_beliefs(x.v, x.lam_v, x.k, x.a_bar, x.p_bar, state, mask)
+    beliefs = oracle_beliefs(x.k, x.v, x.lam_v, x.a_bar, x.p_bar, state, mask)
     y, y_var = oracle_readout(x.q, beliefs)
     if mask is not None:
         y, y_var = (part * mask.unsqueeze(-1) for part in (y, y_var))

@@ -101,12 +101,12 @@ def test_autocast_leaves_arithmetic_in_float32(engine: str) -> None:
     args = draw(Case(B=2, T=70, N=3, D=5))
     weight = torch.eye(5, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        v = args[0] @ weight
+        v = args[2] @ weight
         assert v.dtype == torch.bfloat16
-        out = kla_scan(v, *args[1:6], engine=engine)
+        out = kla_scan(*args[:2], v, *args[3:6], engine=engine)
     assert out.y.dtype == torch.bfloat16
     assert out.state.mean.dtype == torch.float32
-    exact = kla_scan_ref(v.detach().float(), *args[1:6])
+    exact = kla_scan_ref(*args[:2], v.detach().float(), *args[3:6])
     torch.testing.assert_close(out.state.mean, exact.state.mean, rtol=1e-5, atol=1e-6)
     out.y.float().sum().backward()
     assert weight.grad is not None
@@ -115,9 +115,12 @@ def test_autocast_leaves_arithmetic_in_float32(engine: str) -> None:
 
 def test_vmap_equals_a_loop() -> None:
     args = draw(Case(B=2, T=20, N=3, D=5), grad=False)[:6]
-    values = torch.stack([args[0], 2 * args[0], -args[0]])
-    got = torch.func.vmap(lambda v: kla_scan(v, *args[1:]).y)(values)
-    assert torch.equal(got, torch.stack([kla_scan(v, *args[1:]).y for v in values]))
+    values = torch.stack([args[2], 2 * args[2], -args[2]])
+
+    def output(v: torch.Tensor) -> torch.Tensor:
+        return kla_scan(*args[:2], v, *args[3:]).y
+
+    assert torch.equal(torch.func.vmap(output)(values), torch.stack([output(v) for v in values]))
 
 
 def test_second_derivatives_are_refused_with_a_way_out() -> None:

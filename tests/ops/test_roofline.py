@@ -68,7 +68,7 @@ def test_bytes_are_counted_as_the_kernels_move_them(
     result = forward(inputs, return_variance=False, save=True)
     assert counter.bytes == forward_work(SIZES, tiling, save=True).requested_bytes
     counter.bytes = 0
-    backward(inputs, result.checkpoints, torch.ones_like(tensors[0]), None, None, None)
+    backward(inputs, result.checkpoints, torch.ones_like(inputs.v), None, None, None)
     assert counter.bytes == backward_work(SIZES, tiling).requested_bytes
 
 

@@ -29,7 +29,7 @@ def draw(B: int, T: int, N: int, D: int, dtype: torch.dtype = torch.float64) -> 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=dtype)
 
-    tokens = normal(B, T, D), normal(B, T, D).square(), normal(B, T, N), normal(B, T, N)
+    tokens = normal(B, T, N), normal(B, T, N), normal(B, T, D), normal(B, T, D).square()
     a_bar = torch.tanh(2.0 * normal(N, D))
     belief = normal(B, N, D), normal(B, N, D).square()
     return ScanInputs(*tokens, a_bar, 0.1 * normal(N, D).square(), *belief, None, None)
@@ -86,7 +86,7 @@ def test_the_map_of_the_adjoint_pulls_any_gradient_back(engine, T, padded):
 def test_pieces_compose_to_the_whole(engine):
     inputs = draw(2, 100, 3, 5)
     parts = [(0, 1), (1, 1), (1, 70), (70, 100)]
-    pieces = [inputs._replace(**{f: getattr(inputs, f)[:, i:j] for f in ("v", "lam_v", "k", "q")})
+    pieces = [inputs._replace(**{f: getattr(inputs, f)[:, i:j] for f in ("q", "k", "v", "lam_v")})
               for i, j in parts]  # fmt: skip
     whole = filter_map(pieces[0], engine)
     for piece in pieces[1:]:

@@ -43,7 +43,7 @@ def scan(ranks: Parallel, T, seed, *, masked=False, variance=True, engine="auto"
     generator = torch.Generator().manual_seed(seed)
     B, N, D = 2, 3, 5
     v, k, q = (normal(generator, B, T, F) for F in (D, N, N))
-    tokens = [v, normal(generator, B, T, D).square(), k, q]
+    tokens = [q, k, v, normal(generator, B, T, D).square()]
     shared = [
         torch.tanh(2.0 * normal(generator, N, D)),
         0.1 * normal(generator, N, D).square() * (seed % 2),  # without process noise too
@@ -80,7 +80,7 @@ def scan(ranks: Parallel, T, seed, *, masked=False, variance=True, engine="auto"
     for got, right in zip(out.state, expected.state, strict=True):
         close(got, right, f"state {what}")
     grads = torch.autograd.grad(loss_of(*out), [*own, *common], allow_unused=True)
-    names = ("v", "lam_v", "k", "q", "a_bar", "p_bar", "mean_0", "variance_0")
+    names = ("q", "k", "v", "lam_v", "a_bar", "p_bar", "mean_0", "variance_0")
     for name, got, right, leaf in zip(names, grads, wanted, [*own, *common], strict=True):
         got = torch.zeros_like(leaf) if got is None else got
         right = torch.zeros_like(leaf) if right is None else right

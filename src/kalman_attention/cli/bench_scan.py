@@ -117,7 +117,7 @@ def _speed_up(engine: str, other: str, shape: Shape, *, backward: bool, wanted: 
 
 def _step_speed_up(engine: str) -> Goal:
     inputs = make_inputs(PAPER._replace(T=1), grad=False)
-    v, lam_v, k, q = (x[:, 0] for x in inputs[:4])
+    q, k, v, lam_v = (x[:, 0] for x in inputs[:4])
     a_bar, p_bar = inputs[4:]
     state = KLAState.unit_prior(1, PAPER.N, PAPER.D)
 
@@ -125,7 +125,7 @@ def _step_speed_up(engine: str) -> Goal:
         def steps() -> None:
             with torch.no_grad():
                 for _ in range(100):
-                    kla_step(v, lam_v, k, q, a_bar, p_bar, state, engine=name)
+                    kla_step(q, k, v, lam_v, a_bar, p_bar, state, engine=name)
 
         return steps
 

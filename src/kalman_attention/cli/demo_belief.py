@@ -47,7 +47,7 @@ def observe(signal: Tensor) -> tuple[Tensor, Tensor]:
 def filter_signals(v: Tensor, lam_v: Tensor, a_bar: Tensor, p_bar: Tensor) -> ScanOutput:
     """The op itself, with one slot (N = 1) and one channel (D = 1)."""
     ones = torch.ones_like(v)
-    return kla_scan(v, lam_v, ones, ones, a_bar, p_bar, return_variance=True)
+    return kla_scan(ones, ones, v, lam_v, a_bar, p_bar, return_variance=True)
 
 
 def _score(out: ScanOutput, signal: Tensor, values: Tensor) -> list[list[str]]:

@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 
 
 def make_inputs(shape: Shape, *, grad: bool, device: torch.device = CPU) -> list[Tensor]:
-    """Arguments of a scan as a trained layer would give them: v, lam_v, k, q, a_bar, p_bar."""
+    """Arguments of a scan as a trained layer would give them: q, k, v, lam_v, a_bar, p_bar."""
     B, T, D, N = shape
     generator = torch.Generator().manual_seed(0)
 
@@ -45,10 +45,10 @@ def make_inputs(shape: Shape, *, grad: bool, device: torch.device = CPU) -> list
         return torch.rand(size, generator=generator)
 
     tensors = [
+        (uniform(B, T, N) - 0.5) / N**0.5,
+        (uniform(B, T, N) - 0.5) / N**0.5,
         uniform(B, T, D) - 0.5,
         0.1 + 2.0 * uniform(B, T, D),
-        (uniform(B, T, N) - 0.5) / N**0.5,
-        (uniform(B, T, N) - 0.5) / N**0.5,
         0.9 + 0.0999 * uniform(N, D),
         0.01 * uniform(N, D),
     ]
@@ -64,7 +64,7 @@ def scan_pass(inputs: list[Tensor], engine: str, *, backward: bool) -> Callable[
                 kla_scan(*inputs, engine=engine)
 
         return forward_only
-    upstream = torch.ones_like(inputs[0])
+    upstream = torch.ones_like(inputs[2])  # y has the shape of v
 
     def forward_backward() -> None:
         torch.autograd.grad(kla_scan(*inputs, engine=engine).y, inputs, upstream)

@@ -97,9 +97,9 @@ def attention_maps(
     a_bar, p_bar = (z[:, picked] for z in chosen.mixer.prior())
     first = chosen.mixer.prior.initial(len(input_ids))
     form = attention_form(
-        evidence.lam_v[..., picked].to(a_bar.dtype),
-        evidence.k.to(a_bar.dtype),
         evidence.q.to(a_bar.dtype),
+        evidence.k.to(a_bar.dtype),
+        evidence.lam_v[..., picked].to(a_bar.dtype),
         a_bar,
         p_bar,
         KLAState(*(z[..., picked] for z in first)),

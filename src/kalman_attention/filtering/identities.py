@@ -56,7 +56,7 @@ def ridge_objective(
 
 
 def lti_convolution(
-    v: Values, lam_v: Precisions, k: Tensor, a_bar: Dynamics
+    k: Tensor, v: Values, lam_v: Precisions, a_bar: Dynamics
 ) -> tuple[Belief, Belief]:
     r"""Theorem 3 (``thm:conv-form``): no process noise and a constant key make two convolutions.
 
@@ -67,9 +67,9 @@ def lti_convolution(
     float64 and keep a_bar^(-2T) well below 1e12.
 
     Args:
+        k: the constant key, ``[N]``.
         v: values, ``[B, T, D]``.
         lam_v: value precisions, ``[B, T, D]``.
-        k: the constant key, ``[N]``.
         a_bar: decay, ``[N, D]``.
 
     Returns:
@@ -108,9 +108,9 @@ class AttentionForm(NamedTuple):
 
 
 def attention_form(
-    lam_v: Precisions,
-    k: Keys,
     q: Keys,
+    k: Keys,
+    lam_v: Precisions,
     a_bar: Dynamics,
     p_bar: Dynamics,
     state: KLAState,
@@ -124,9 +124,9 @@ def attention_form(
     also where the entries of W overflow.
 
     Args:
-        lam_v: value precisions, ``[B, T, D]``.
-        k: keys, ``[B, T, N]``.
         q: queries, ``[B, T, N]``.
+        k: keys, ``[B, T, N]``.
+        lam_v: value precisions, ``[B, T, D]``.
         a_bar: decay, ``[N, D]``.
         p_bar: process-noise variance, ``[N, D]``.
         state: the initial belief, ``[B, N, D]``.

@@ -174,10 +174,10 @@ def kalman_gain(
     dynamics = (x.to(dtype) for x in layer.prior())
     first = layer.prior.initial(rows)
     asked = kla_scan(
+        e.k,
+        e.k,
         e.v.to(dtype),
         e.lam_v,
-        e.k,
-        e.k,
         *dynamics,
         state=first._replace(mean=first.mean.to(dtype), variance=first.variance.to(dtype)),
         mask=mask,

@@ -44,12 +44,12 @@ class LayerState(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What each token says (v, lam_v, k) and asks (q): the token inputs of ``kla_scan``."""
+    """What each token asks (q) and says (k, v, lam_v): the token inputs of ``kla_scan``."""
 
+    q: Keys
+    k: Keys
     v: Values
     lam_v: Precisions
-    k: Keys
-    q: Keys
 
 
 class Readout(NamedTuple):
@@ -232,7 +232,7 @@ class KLA(nn.Module):
         if self.config.qk_norm:
             key_query = l2_norm(key_query)
         k, q = key_query.unbind(-2)
-        return Evidence(u if self.config.value == "stream" else value, lam_v, k, q)
+        return Evidence(q, k, u if self.config.value == "stream" else value, lam_v)
 
     def write(self, latent: Values, stream: Tensor, gate: Tensor) -> Tensor:
         """From a read-out to the layer's output: skip, gate, output projection.

@@ -29,10 +29,10 @@ def value_checks(enabled: bool = True) -> Iterator[None]:
 
 
 def check_scan(
+    q: Tensor,
+    k: Tensor,
     v: Tensor,
     lam_v: Tensor,
-    k: Tensor,
-    q: Tensor,
     a_bar: Tensor,
     p_bar: Tensor,
     state: KLAState | None,
@@ -51,7 +51,7 @@ def check_scan(
         rows = require_packing(v, mask, cu_seqlens)
     if mask is not None:
         require_mask(mask, (B, T), "[B, T]")
-    inputs = _check_common(v, lam_v, k, q, a_bar, p_bar, state, mask, cu_seqlens, rows, N, D)
+    inputs = _check_common(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens, rows, N, D)
     if not torch.compiler.is_compiling():
         if _check_values.get():
             _check_all_values(inputs)
@@ -61,10 +61,10 @@ def check_scan(
 
 
 def check_step(
+    q: Tensor,
+    k: Tensor,
     v: Tensor,
     lam_v: Tensor,
-    k: Tensor,
-    q: Tensor,
     a_bar: Tensor,
     p_bar: Tensor,
     state: KLAState,
@@ -84,7 +84,7 @@ def check_step(
             "kla_step needs the belief to step from. Pass the state of the last ScanOutput, or "
             "KLAState.unit_prior(batch_size, d_state, d_inner) for the first token."
         )
-    inputs = _check_common(v, lam_v, k, q, a_bar, p_bar, state, mask, None, B, N, D)
+    inputs = _check_common(q, k, v, lam_v, a_bar, p_bar, state, mask, None, B, N, D)
     if not torch.compiler.is_compiling() and _check_values.get():
         _check_all_values(inputs)
     return inputs
@@ -105,10 +105,10 @@ def check_bounds(cu_seqlens: Tensor, T: int) -> list[int]:
 
 
 def _check_common(
+    q: Tensor,
+    k: Tensor,
     v: Tensor,
     lam_v: Tensor,
-    k: Tensor,
-    q: Tensor,
     a_bar: Tensor,
     p_bar: Tensor,
     state: KLAState | None,
@@ -118,7 +118,7 @@ def _check_common(
     N: int,
     D: int,
 ) -> ScanInputs:
-    dtype = require_token_dtypes(v=v, lam_v=lam_v, k=k, q=q)
+    dtype = require_token_dtypes(v=v, lam_v=lam_v, q=q, k=k)
     if N == 0 or D == 0:
         raise ValueError(f"N and D must be at least 1, got N = {N} (from k) and D = {D} (from v).")
     for name, x in (("a_bar", a_bar), ("p_bar", p_bar)):
@@ -136,11 +136,11 @@ def _check_common(
         require_belief(name, x, (rows, N, D), packed=cu_seqlens is not None)
         require_float(name, x, dtype, "a belief is carried over the whole sequence")
     others = {
-        "lam_v": lam_v, "k": k, "q": q, "a_bar": a_bar, "p_bar": p_bar,
+        "q": q, "k": k, "lam_v": lam_v, "a_bar": a_bar, "p_bar": p_bar,
         "state.mean": mean_0, "state.variance": variance_0, "mask": mask,
     }  # fmt: skip
     require_device("v", v, **others)
-    return ScanInputs(v, lam_v, k, q, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens)
+    return ScanInputs(q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens)
 
 
 def require_device(first: str, x: Tensor, **others: Tensor | None) -> None:
@@ -278,7 +278,7 @@ def _check_dynamics(a_bar: Tensor, p_bar: Tensor) -> None:
 def _check_all_values(inputs: ScanInputs) -> None:
     _check_dynamics(inputs.a_bar, inputs.p_bar)
     real = None if inputs.mask is None else inputs.mask.unsqueeze(-1)
-    for name in ("v", "lam_v", "k", "q", "mean_0", "variance_0"):
+    for name in ("q", "k", "v", "lam_v", "mean_0", "variance_0"):
         x = getattr(inputs, name).detach()
         bad = ~x.isfinite()
         if name in ("lam_v", "variance_0"):

@@ -26,14 +26,14 @@ UNSEEN_MEMORY = 128
 class ScanInputs(NamedTuple):
     """The validated arguments of one scan.
 
-    v, lam_v, k, q may be half, bfloat16 or float32 in any mix, or all float64; the dynamics and
+    q, k, v, lam_v may be half, bfloat16 or float32 in any mix, or all float64; the dynamics and
     the belief are in the compute dtype. With ``cu_seqlens`` B is 1 and a row is a document.
     """
 
+    q: Keys
+    k: Keys
     v: Values
     lam_v: Precisions
-    k: Keys
-    q: Keys
     a_bar: Dynamics
     p_bar: Dynamics
     mean_0: Belief
@@ -104,10 +104,10 @@ class ScanResult(NamedTuple):
 class ScanGrads(NamedTuple):
     """Gradients of the eight floating inputs, in their shapes and dtypes."""
 
+    q: Keys
+    k: Keys
     v: Values
     lam_v: Precisions
-    k: Keys
-    q: Keys
     a_bar: Dynamics
     p_bar: Dynamics
     mean_0: Belief
@@ -183,7 +183,7 @@ class StepFunction(Protocol):
     """A single token per row: ``forward`` for inputs without the T axis."""
 
     def __call__(self, inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
-        """Filter v, lam_v ``[B, D]``, k, q ``[B, N]`` with mask ``[B]``; no checkpoints."""
+        """Filter q, k ``[B, N]``, v, lam_v ``[B, D]`` with mask ``[B]``; no checkpoints."""
         ...
 
 

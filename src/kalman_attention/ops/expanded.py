@@ -40,7 +40,7 @@ class ExpandedEngine:
         """See ``EngineModule.forward``."""
         rows = to_rows(inputs)
         state_0 = KLAState(*(x.double().unsqueeze(1) for x in (inputs.mean_0, inputs.variance_0)))
-        v, lam_v, k, q = (x.double().flatten(1, 2) for x in rows[:4])
+        q, k, v, lam_v = (x.double().flatten(1, 2) for x in rows[:4])
         phi, b = token_evidence(k, v, lam_v)
         # No token: a_bar = 1 and p_bar = 0 make the step the exact identity.
         real = rows.real.flatten(1, 2)

@@ -16,14 +16,14 @@ from kalman_attention.ops.checks import check_bounds, check_scan, check_step
 from kalman_attention.ops.contract import ScanInputs
 from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
 from kalman_attention.ops.output import ScanOutput
-from kalman_attention.ops.reference import kla_step_ref, reference_scan
+from kalman_attention.ops.reference import reference_scan, reference_step
 
 
 def kla_scan(
+    q: Keys,
+    k: Keys,
     v: Values,
     lam_v: Precisions,
-    k: Keys,
-    q: Keys,
     a_bar: Dynamics,
     p_bar: Dynamics,
     *,
@@ -39,10 +39,10 @@ def kla_scan(
     last belief alike. Arithmetic is float32 (float64 for float64 inputs).
 
     Args:
+        q: queries, the read-out operators, ``[B, T, N]``.
+        k: keys, the observation operators, ``[B, T, N]``.
         v: values, ``[B, T, D]``; half, bfloat16, float32 or float64. T may be 0.
         lam_v: precision of each value, at least 0, ``[B, T, D]``; 0 means no evidence.
-        k: keys, the observation operators, ``[B, T, N]``.
-        q: queries, the read-out operators, ``[B, T, N]``.
         a_bar: decay per token, in [-1, 1], ``[N, D]``.
         p_bar: process-noise variance per token, at least 0, ``[N, D]``.
         state: belief before the first token, ``[B, N, D]`` twice; mean 0, variance 1 if None.
@@ -55,7 +55,7 @@ def kla_scan(
     Returns:
         ``ScanOutput(y, y_var, state)``.
     """
-    inputs = check_scan(v, lam_v, k, q, a_bar, p_bar, state, mask, cu_seqlens)
+    inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens)
     chosen = resolve(engine, v.device, v.dtype)
     if chosen == REFERENCE:
         return reference_scan(inputs, return_variance=return_variance)
@@ -63,10 +63,10 @@ def kla_scan(
 
 
 def kla_step(
+    q: Keys,
+    k: Keys,
     v: Values,
     lam_v: Precisions,
-    k: Keys,
-    q: Keys,
     a_bar: Dynamics,
     p_bar: Dynamics,
     state: KLAState,
@@ -78,10 +78,10 @@ def kla_step(
     """One token of ``kla_scan``: the same arguments without the T axis, and a belief to step from.
 
     Args:
+        q: query, ``[B, N]``.
+        k: key, ``[B, N]``.
         v: value, ``[B, D]``.
         lam_v: its precision, ``[B, D]``.
-        k: key, ``[B, N]``.
-        q: query, ``[B, N]``.
         a_bar: decay per token, ``[N, D]``.
         p_bar: process-noise variance per token, ``[N, D]``.
         state: belief before the token, ``[B, N, D]`` twice; never changed in place.
@@ -92,10 +92,10 @@ def kla_step(
     Returns:
         ``ScanOutput(y, y_var, state)`` with y ``[B, D]``.
     """
-    inputs = check_step(v, lam_v, k, q, a_bar, p_bar, state, mask)
+    inputs = check_step(q, k, v, lam_v, a_bar, p_bar, state, mask)
     chosen = resolve(engine, v.device, v.dtype)
     if chosen == REFERENCE or not ENGINES[chosen].step:
-        return kla_step_ref(inputs, return_variance=return_variance)
+        return reference_step(inputs, return_variance=return_variance)
     if torch.compiler.is_compiling() or _needs_gradients(inputs):
         return _step_by_scan(inputs, return_variance, chosen)
     result = ENGINES[chosen].load_step()(inputs, return_variance=return_variance)
@@ -104,9 +104,9 @@ def kla_step(
 
 def _step_by_scan(inputs: ScanInputs, return_variance: bool, engine: str) -> ScanOutput:
     """A step as a scan over one token, where the registered op is needed."""
-    v, lam_v, k, q = (x.unsqueeze(1) for x in inputs[:4])
+    q, k, v, lam_v = (x.unsqueeze(1) for x in inputs[:4])
     mask = None if inputs.mask is None else inputs.mask.unsqueeze(1)
-    out = _run(inputs._replace(v=v, lam_v=lam_v, k=k, q=q, mask=mask), return_variance, engine)
+    out = _run(inputs._replace(q=q, k=k, v=v, lam_v=lam_v, mask=mask), return_variance, engine)
     y_var = None if out.y_var is None else out.y_var.squeeze(1)
     return ScanOutput(out.y.squeeze(1), y_var, out.state)
 
@@ -123,10 +123,10 @@ def _run(inputs: ScanInputs, return_variance: bool, engine: str) -> ScanOutput:
 
 @torch.library.custom_op("kalman_attention::scan", mutates_args=())
 def scan(
+    q: Tensor,
+    k: Tensor,
     v: Tensor,
     lam_v: Tensor,
-    k: Tensor,
-    q: Tensor,
     a_bar: Tensor,
     p_bar: Tensor,
     mean_0: Tensor,
@@ -138,7 +138,7 @@ def scan(
     engine: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The registered op. An op returns tensors only: what was not asked for has no elements."""
-    inputs = ScanInputs(v, lam_v, k, q, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens)
+    inputs = ScanInputs(q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens)
     if cu_seqlens is not None:
         check_bounds(cu_seqlens, v.shape[1])
     result = ENGINES[engine].load().forward(inputs, return_variance=return_variance, save=save)
@@ -164,10 +164,10 @@ def _scan_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 @torch.library.custom_op("kalman_attention::scan_backward", mutates_args=())
 def scan_backward(
+    q: Tensor,
+    k: Tensor,
     v: Tensor,
     lam_v: Tensor,
-    k: Tensor,
-    q: Tensor,
     a_bar: Tensor,
     p_bar: Tensor,
     mean_0: Tensor,
@@ -182,11 +182,11 @@ def scan_backward(
     engine: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the eight floating inputs of ``scan``."""
-    inputs = ScanInputs(v, lam_v, k, q, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens)
+    inputs = ScanInputs(q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens)
     module = ENGINES[engine].load()
     grads = module.backward(inputs, checkpoints, dy, dy_var, dmean, dvariance)
-    dv, dlam_v, dk, dq, da_bar, dp_bar, dmean_0, dvariance_0 = grads
-    return dv, dlam_v, dk, dq, da_bar, dp_bar, dmean_0, dvariance_0
+    dq, dk, dv, dlam_v, da_bar, dp_bar, dmean_0, dvariance_0 = grads
+    return dq, dk, dv, dlam_v, da_bar, dp_bar, dmean_0, dvariance_0
 
 
 @scan_backward.register_fake

@@ -15,16 +15,16 @@ from kalman_attention.filtering import moment
 from kalman_attention.filtering.evidence import token_evidence
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.readout import read_mean, read_variance
-from kalman_attention.ops.checks import check_bounds, check_scan
+from kalman_attention.ops.checks import check_bounds, check_scan, check_step
 from kalman_attention.ops.contract import ScanInputs
 from kalman_attention.ops.output import ScanOutput
 
 
 def kla_scan_ref(
+    q: Keys,
+    k: Keys,
     v: Values,
     lam_v: Precisions,
-    k: Keys,
-    q: Keys,
     a_bar: Dynamics,
     p_bar: Dynamics,
     *,
@@ -34,7 +34,7 @@ def kla_scan_ref(
     return_variance: bool = False,
 ) -> ScanOutput:
     """Kalman linear attention, token by token. Arguments and result as for ``kla_scan``."""
-    inputs = check_scan(v, lam_v, k, q, a_bar, p_bar, state, mask, cu_seqlens)
+    inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens)
     return reference_scan(inputs, return_variance=return_variance)
 
 
@@ -45,9 +45,9 @@ def reference_scan(inputs: ScanInputs, *, return_variance: bool) -> ScanOutput:
     documents = []
     bounds = check_bounds(inputs.cu_seqlens, inputs.v.shape[1])
     for i, (start, end) in enumerate(itertools.pairwise(bounds)):
-        v, lam_v, k, q = (x[:, start:end] for x in inputs[:4])
+        q, k, v, lam_v = (x[:, start:end] for x in inputs[:4])
         document = inputs._replace(
-            v=v, lam_v=lam_v, k=k, q=q,
+            q=q, k=k, v=v, lam_v=lam_v,
             mean_0=inputs.mean_0[i : i + 1], variance_0=inputs.variance_0[i : i + 1],
             cu_seqlens=None,
         )  # fmt: skip
@@ -62,15 +62,15 @@ def reference_scan(inputs: ScanInputs, *, return_variance: bool) -> ScanOutput:
 
 def _rows(inputs: ScanInputs, return_variance: bool) -> ScanOutput:
     dtype, out_dtype = inputs.arithmetic_dtype, inputs.v.dtype
-    v, lam_v, k, q, a_bar, p_bar, *belief = (x.to(dtype) for x in inputs[:8])
+    q, k, v, lam_v, a_bar, p_bar, *belief = (x.to(dtype) for x in inputs[:8])
     if inputs.mask is not None:
         # Whatever stands in padding, even NaN, must not reach a gradient.
-        v, lam_v, k, q = (x.masked_fill(~inputs.mask.unsqueeze(-1), 0.0) for x in (v, lam_v, k, q))
+        q, k, v, lam_v = (x.masked_fill(~inputs.mask.unsqueeze(-1), 0.0) for x in (q, k, v, lam_v))
     state = KLAState(*belief)
     y, y_var = [v[:, :0]], [v[:, :0]]
     # unbind, not x[:, t]: the gradient of an index is as long as T, and there are T of them.
-    tokens = zip(*(x.unbind(1) for x in (v, lam_v, k, q)), strict=True)
-    for t, (v_t, lam_v_t, k_t, q_t) in enumerate(tokens):
+    tokens = zip(*(x.unbind(1) for x in (q, k, v, lam_v)), strict=True)
+    for t, (q_t, k_t, v_t, lam_v_t) in enumerate(tokens):
         phi, b = token_evidence(k_t, v_t, lam_v_t)
         new = moment.step(state, a_bar, p_bar, phi, b)
         if inputs.mask is not None:
@@ -87,14 +87,31 @@ def _rows(inputs: ScanInputs, return_variance: bool) -> ScanOutput:
     )
 
 
-def kla_step_ref(inputs: ScanInputs, *, return_variance: bool) -> ScanOutput:
-    """One token in torch operations; v, lam_v ``[B, D]``, k, q ``[B, N]``, mask ``[B]``."""
+def kla_step_ref(
+    q: Keys,
+    k: Keys,
+    v: Values,
+    lam_v: Precisions,
+    a_bar: Dynamics,
+    p_bar: Dynamics,
+    state: KLAState,
+    *,
+    mask: Mask | None = None,
+    return_variance: bool = False,
+) -> ScanOutput:
+    """One token in plain torch operations. Arguments and result as for ``kla_step``."""
+    inputs = check_step(q, k, v, lam_v, a_bar, p_bar, state, mask)
+    return reference_step(inputs, return_variance=return_variance)
+
+
+def reference_step(inputs: ScanInputs, *, return_variance: bool) -> ScanOutput:
+    """The step on validated arguments; q, k ``[B, N]``, v, lam_v ``[B, D]``, mask ``[B]``."""
     dtype = inputs.compute_dtype
-    v, lam_v, k, q = (x.to(dtype) for x in inputs[:4])
+    q, k, v, lam_v = (x.to(dtype) for x in inputs[:4])
     old = KLAState(inputs.mean_0, inputs.variance_0)
     if inputs.mask is not None:
         blank = ~inputs.mask.unsqueeze(-1)
-        v, lam_v, k, q = (x.masked_fill(blank, 0.0) for x in (v, lam_v, k, q))
+        q, k, v, lam_v = (x.masked_fill(blank, 0.0) for x in (q, k, v, lam_v))
     phi, b = token_evidence(k, v, lam_v)
     state = moment.step(old, inputs.a_bar, inputs.p_bar, phi, b)
     if inputs.mask is not None:

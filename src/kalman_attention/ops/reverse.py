@@ -180,10 +180,10 @@ def _accumulate(
     dq = dq * rows.real.flatten(3)
     back = rows.layout.scatter
     return ScanGrads(
+        q=back(dq, inputs.q),
+        k=back(dk, inputs.k),
         v=back(dv, inputs.v),
         lam_v=back(dlam_v, inputs.lam_v),
-        k=back(dk, inputs.k),
-        q=back(dq, inputs.q),
         a_bar=da.to(dtype),
         p_bar=dp.to(dtype),
         mean_0=first.dmu.to(dtype, copy=True),
@@ -197,5 +197,5 @@ def _add(x: Adjoint, y: Adjoint) -> Adjoint:
 
 def _no_tokens(inputs: ScanInputs, last: Adjoint) -> ScanGrads:
     """Without tokens the last belief is the first one and nothing else takes part."""
-    v, lam_v, k, q, a_bar, p_bar = (torch.zeros_like(x) for x in inputs[:6])
-    return ScanGrads(v, lam_v, k, q, a_bar, p_bar, last.dmu.clone(), last.ds.clone())
+    q, k, v, lam_v, a_bar, p_bar = (torch.zeros_like(x) for x in inputs[:6])
+    return ScanGrads(q, k, v, lam_v, a_bar, p_bar, last.dmu.clone(), last.ds.clone())

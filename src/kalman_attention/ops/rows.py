@@ -18,10 +18,10 @@ class Rows(NamedTuple):
     """A call as rows: tokens ``[R, C, CHUNK, ...]``, all in the arithmetic dtype.
 
     Attributes:
-        v: values; 0 where there is no token, like lam_v, k, q.
-        lam_v: value precisions.
+        q: queries; 0 where there is no token, like k, v, lam_v.
         k: keys.
-        q: queries.
+        v: values.
+        lam_v: value precisions.
         a_bar: decay, ``[N, D]``.
         p_bar: process-noise variance, ``[N, D]``.
         state_0: belief before the first token, ``[R, N, D]``.
@@ -29,10 +29,10 @@ class Rows(NamedTuple):
         layout: how to go back.
     """
 
+    q: Tensor
+    k: Tensor
     v: Tensor
     lam_v: Tensor
-    k: Tensor
-    q: Tensor
     a_bar: Tensor
     p_bar: Tensor
     state_0: KLAState
@@ -101,10 +101,10 @@ def to_rows(inputs: ScanInputs) -> Rows:
     def gather(x: Tensor) -> Tensor:
         return layout.gather(x if blank is None else x.masked_fill(blank, 0.0), dtype)
 
-    v, lam_v, k, q = (gather(x) for x in (inputs.v, inputs.lam_v, inputs.k, inputs.q))
+    q, k, v, lam_v = (gather(x) for x in inputs[:4])
     a_bar, p_bar, mean_0, variance_0 = (x.to(dtype) for x in inputs[4:8])
     state_0 = KLAState(mean_0, variance_0)
-    return Rows(v, lam_v, k, q, a_bar, p_bar, state_0, real.view(*v.shape[:3], 1, 1), layout)
+    return Rows(q, k, v, lam_v, a_bar, p_bar, state_0, real.view(*v.shape[:3], 1, 1), layout)
 
 
 def _layout(inputs: ScanInputs) -> tuple[Layout, Tensor]:

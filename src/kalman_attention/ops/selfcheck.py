@@ -25,7 +25,7 @@ TOLERANCE = 1e-4
 VANISHING = 1e-30
 """Results whose largest entry is below this count as 0: float32 has no digits left there."""
 
-INPUT_NAMES = ("v", "lam_v", "k", "q", "a_bar", "p_bar", "state.mean", "state.variance")
+INPUT_NAMES = ("q", "k", "v", "lam_v", "a_bar", "p_bar", "state.mean", "state.variance")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +87,12 @@ def make_call(case: Case) -> Call:
     lam_v = case.lam_max * 10.0 ** (-6.0 * uniform(B, T, D))
     lam_v = torch.where(uniform(B, T, D) < 0.05, 0.0, lam_v)
     key_scale = 1.0 / math.sqrt(N)
+    v, k, q = normal(B, T, D), normal(B, T, N) * key_scale, normal(B, T, N) * key_scale
     drawn = (
-        normal(B, T, D),
+        q,
+        k,
+        v,
         lam_v,
-        normal(B, T, N) * key_scale,
-        normal(B, T, N) * key_scale,
         a_bar,
         case.p_max * uniform(N, D) ** 2,
         normal(R, N, D),

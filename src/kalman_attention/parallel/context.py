@@ -93,10 +93,10 @@ class RankContext:
 
     def scan(
         self,
+        q: Keys,
+        k: Keys,
         v: Values,
         lam_v: Precisions,
-        k: Keys,
-        q: Keys,
         a_bar: Dynamics,
         p_bar: Dynamics,
         *,
@@ -109,10 +109,10 @@ class RankContext:
         """``kla_scan`` of the whole sequence, of which the tokens here are a piece.
 
         Args:
-            v: values of the piece, ``[B, T, D]``; T may be 0, and may differ between ranks.
-            lam_v: their precisions.
+            q: queries of the piece, ``[B, T, N]``; T may be 0, and may differ between ranks.
             k: keys, ``[B, T, N]``.
-            q: queries, ``[B, T, N]``.
+            v: values, ``[B, T, D]``.
+            lam_v: their precisions.
             a_bar: decay per token, ``[N, D]``.
             p_bar: process-noise variance per token, ``[N, D]``.
             state: belief before the whole sequence, the same on every rank; None for the prior.
@@ -125,7 +125,7 @@ class RankContext:
             ``ScanOutput(y, y_var, state)`` of the piece; the state is the belief after it.
         """
         _refuse_packing(cu_seqlens)
-        inputs = check_scan(v, lam_v, k, q, a_bar, p_bar, state, mask, None)
+        inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, None)
         chosen = resolve(engine, v.device, v.dtype)
         if chosen == REFERENCE:
             raise ValueError(

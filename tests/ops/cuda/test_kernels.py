@@ -80,7 +80,7 @@ def test_step_is_one_token_of_the_scan(dtype: torch.dtype) -> None:
     x = draw(3, 1, 5, 37, dtype)
     mask = torch.tensor([True, False, True])
     whole = cuda.forward(x._replace(mask=mask[:, None]), return_variance=True, save=False)
-    token = x._replace(mask=mask, **{n: getattr(x, n)[:, 0] for n in ("v", "lam_v", "k", "q")})
+    token = x._replace(mask=mask, **{n: getattr(x, n)[:, 0] for n in ("q", "k", "v", "lam_v")})
     one = cuda.step(token, return_variance=True)
     assert whole.y_var is not None
     assert cuda.step(token, return_variance=False).y_var is None
@@ -103,7 +103,7 @@ def test_nan_comes_out_as_nan(schedule: str) -> None:
 def test_every_dtype_may_meet_every_other() -> None:
     x = draw(2, 40, 4, 6, torch.float32)
     mixed = x._replace(v=x.v.half(), lam_v=x.lam_v.bfloat16(), k=x.k.half(), q=x.q.bfloat16())
-    exact = mixed._replace(**{n: getattr(mixed, n).float() for n in ("v", "lam_v", "k", "q")})
+    exact = mixed._replace(**{n: getattr(mixed, n).float() for n in ("q", "k", "v", "lam_v")})
     got = cuda.forward(mixed, return_variance=True, save=True)
     wanted = cuda.forward(exact, return_variance=True, save=True)
     assert got.checkpoints is not None

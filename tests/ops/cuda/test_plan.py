@@ -13,7 +13,7 @@ from tests.systems import examples
 
 def shaped(B: int, T: int, N: int, D: int, rows: int | None = None) -> ScanInputs:
     """Inputs without memory behind them."""
-    tokens = [torch.empty(B, T, x, device="meta") for x in (D, D, N, N)]
+    tokens = [torch.empty(B, T, x, device="meta") for x in (N, N, D, D)]
     lanes = [torch.empty(N, D, device="meta")] * 2
     beliefs = [torch.empty(rows or B, N, D, device="meta")] * 2
     borders = None if rows is None else torch.empty(rows + 1, dtype=torch.int64, device="meta")

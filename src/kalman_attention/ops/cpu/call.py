@@ -24,10 +24,10 @@ class Call(NamedTuple):
     """The inputs of a scan, in the letters of the Kalman scan (see ``csrc/kla_scan.h``)."""
 
     model: int
+    q: Tensor
+    k: Tensor
     v: Tensor
     lam_v: Tensor
-    k: Tensor
-    q: Tensor
     a_bar: Tensor
     p_bar: Tensor | None
     mean_0: Tensor
@@ -53,10 +53,10 @@ def prepare(call: Call, dtype: torch.dtype) -> Call:
         cu_seqlens = dense(cu_seqlens, torch.int64)
     return Call(
         call.model,
+        rows(call.q),
+        rows(call.k),
         rows(call.v),
         rows(call.lam_v),
-        rows(call.k),
-        rows(call.q),
         dense(call.a_bar, dtype),
         None if call.p_bar is None else dense(call.p_bar, dtype),
         dense(call.mean_0, dtype),
@@ -100,8 +100,10 @@ def run_backward(
     dtype = call.mean_0.dtype
     dy, dy_var = (None if x is None else rows(x) for x in inputs[:2])
     dmean, dvariance = (None if x is None else dense(x, dtype) for x in inputs[2:])
+    dq, dk, dv, dlam_v, *others = grads
+    written = (dv, dlam_v, dk, dq, *others)  # in the order of the struct
     packed = _GRADS.pack(
-        *array(dy), *array(dy_var), at(dmean), at(dvariance), *(at(x) for x in grads)
+        *array(dy), *array(dy_var), at(dmean), at(dvariance), *(at(x) for x in written)
     )
     outputs = Outputs(checkpoints=dense(checkpoints, dtype))
     check(load().kla_scan_backward(_pack(call, outputs, isa, pool), packed))

@@ -72,7 +72,7 @@ def linear_backward(
         torch.empty(t.shape, dtype=t.dtype)
         for t in (inputs.x, inputs.dt, inputs.B, inputs.C, call.a_bar, call.mean_0)
     )
-    grads = (x, dt, B, C, A, None, h_0, None)
+    grads = (C, B, x, dt, A, None, h_0, None)
     run_backward(call, checkpoints, (dy, None, dh, None), grads, isa, pool)
     found = LinearScanGrads(x, dt, A, B, C, h_0)
     return LinearScanGrads(*(g.to(t.dtype) for g, t in zip(found, inputs[:6], strict=True)))
@@ -80,5 +80,5 @@ def linear_backward(
 
 def _call(inputs: LinearScanInputs) -> Call:
     x, dt, A, B, C, h_0, mask, cu_seqlens = inputs
-    call = Call(LINEAR, x, dt, B, C, A, None, h_0, None, mask, cu_seqlens)
+    call = Call(LINEAR, C, B, x, dt, A, None, h_0, None, mask, cu_seqlens)
     return prepare(call, compute_dtype(x.dtype))

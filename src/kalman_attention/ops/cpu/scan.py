@@ -131,7 +131,7 @@ def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
     """Filter one token per row: ``forward`` for inputs without the T axis.
 
     Args:
-        inputs: v, lam_v ``[B, D]``, k, q ``[B, N]``, mask ``[B]``.
+        inputs: q, k ``[B, N]``, v, lam_v ``[B, D]``, mask ``[B]``.
         return_variance: also compute y_var.
 
     Returns:
@@ -139,8 +139,8 @@ def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
     """
     # Written out flat: at a few microseconds per kernel call every helper would show.
     dtype = torch.float64 if inputs.v.dtype is torch.float64 else torch.float32
-    v, lam_v, k, q, a_bar, p_bar, mean_0, variance_0, mask, _ = inputs
-    v, lam_v, k, q = v.contiguous(), lam_v.contiguous(), k.contiguous(), q.contiguous()
+    q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, _ = inputs
+    q, k, v, lam_v = q.contiguous(), k.contiguous(), v.contiguous(), lam_v.contiguous()
     a_bar, p_bar = dense(a_bar, dtype), dense(p_bar, dtype)
     mean_0, variance_0 = dense(mean_0, dtype), dense(variance_0, dtype)
     R, N, D = mean_0.shape

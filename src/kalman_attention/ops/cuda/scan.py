@@ -85,15 +85,15 @@ def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
     """Filter one token per row: ``forward`` for inputs without the T axis.
 
     Args:
-        inputs: v, lam_v ``[B, D]``, k, q ``[B, N]``, mask ``[B]``.
+        inputs: q, k ``[B, N]``, v, lam_v ``[B, D]``, mask ``[B]``.
         return_variance: also compute y_var.
 
     Returns:
         y and y_var ``[B, D]``, the new belief, no checkpoints.
     """
-    v, lam_v, k, q = (x.unsqueeze(1) for x in inputs[:4])
+    q, k, v, lam_v = (x.unsqueeze(1) for x in inputs[:4])
     mask = None if inputs.mask is None else inputs.mask.unsqueeze(1)
-    tokens = inputs._replace(v=v, lam_v=lam_v, k=k, q=q, mask=mask)
+    tokens = inputs._replace(q=q, k=k, v=v, lam_v=lam_v, mask=mask)
     params, blocks = prepare(tokens, STEP, inputs.compute_dtype), -(-v.shape[-1] // STEP.channels)
     params = _with_outputs(params, inputs.v, return_variance)._replace(blocks=blocks)
     unit = program("fwd", inputs.compute_dtype, STEP.group)

@@ -40,7 +40,7 @@ REVERSE_FIELDS = 5
 
 @triton.jit
 def replay(
-    v, lam_v, k, mask, v_b, v_t, lam_b, lam_t, k_b, k_t, mask_b, mask_t,
+    k, v, lam_v, mask, k_b, k_t, v_b, v_t, lam_b, lam_t, mask_b, mask_t,
     a, p, mu, s, into, b, begin, stop, n, d, lane, N, D,
     EVERY: tl.constexpr, TILE: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
@@ -52,7 +52,7 @@ def replay(
             real = token_is_real(mask, mask_b, mask_t, b, t, stop)
             in_n, in_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
             value, precision, key = observe(
-                v, lam_v, k, v_b, v_t, lam_b, lam_t, k_b, k_t, b, t, n, d, in_n, in_d, DTYPE
+                k, v, lam_v, k_b, k_t, v_b, v_t, lam_b, lam_t, b, t, n, d, in_n, in_d, DTYPE
             )
             phi, info = evidence(value, precision, key)
             s_new, mu_new, _r = filter_step(a, p, phi, info, s, mu)
@@ -62,10 +62,10 @@ def replay(
 
 @kernel
 def adjoint_kernel(
-    v, lam_v, k, q, mask, cu_seqlens,
-    v_b, v_t, lam_b, lam_t, k_b, k_t, q_b, q_t, mask_b, mask_t,
+    q, k, v, lam_v, mask, cu_seqlens,
+    q_b, q_t, k_b, k_t, v_b, v_t, lam_b, lam_t, mask_b, mask_t,
     a_bar, p_bar, saved, path, dy, dy_var, dy_b, dy_t, dvar_b, dvar_t,
-    maps, dmean_in, dvariance_in, dv, dlam_v, dk, dq, dynamics, dmean_0, dvariance_0,
+    maps, dmean_in, dvariance_in, dq, dk, dv, dlam_v, dynamics, dmean_0, dvariance_0,
     first_row, B, T, N, D, chunks, blocks, segments, per_segment, stride,
     CHUNK: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -108,7 +108,7 @@ def adjoint_kernel(
         mu = tl.load(saved + (chunk_0 + c) * size + at, mask=has, other=0.0)
         s = tl.load(saved + (chunks + chunk_0 + c) * size + at, mask=has, other=0.0)
         replay(
-            v, lam_v, k, mask, v_b, v_t, lam_b, lam_t, k_b, k_t, mask_b, mask_t,
+            k, v, lam_v, mask, k_b, k_t, v_b, v_t, lam_b, lam_t, mask_b, mask_t,
             a, p, mu, s, coarse, b, begin, stop, n, d, lane, N, D, WINDOW, TILE, DTYPE,
         )  # fmt: skip
         da, dp = zero, zero
@@ -120,7 +120,7 @@ def adjoint_kernel(
             mu = tl.load(coarse + 2 * w * TILE + lane)
             s = tl.load(coarse + (2 * w + 1) * TILE + lane)
             replay(
-                v, lam_v, k, mask, v_b, v_t, lam_b, lam_t, k_b, k_t, mask_b, mask_t,
+                k, v, lam_v, mask, k_b, k_t, v_b, v_t, lam_b, lam_t, mask_b, mask_t,
                 a, p, mu, s, fine, b, begin_w, stop_w, n, d, lane, N, D, 1, TILE, DTYPE,
             )  # fmt: skip
             for back_t in range(0, stop_w - begin_w):
@@ -130,7 +130,7 @@ def adjoint_kernel(
                 real = token_is_real(mask, mask_b, mask_t, b, t, end)
                 in_n, in_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
                 value, precision, key = observe(
-                    v, lam_v, k, v_b, v_t, lam_b, lam_t, k_b, k_t, b, t, n, d, in_n, in_d, DTYPE
+                    k, v, lam_v, k_b, k_t, v_b, v_t, lam_b, lam_t, b, t, n, d, in_n, in_d, DTYPE
                 )
                 query = read(q, q_b, q_t, b, t, n, in_n, DTYPE)
                 phi, info = evidence(value, precision, key)
@@ -265,15 +265,15 @@ def backward(
     saved = dense(checkpoints, tokens.dtype)
     walk = WalkBack(inputs, tokens, upstream, cut, saved, _scratch(like, cut))
     incoming = upstream.last if cut.segments == 1 else _incoming(walk)
-    dv, dlam_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs[:2])
+    dv, dlam_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs[2:4])
     dk, dq = like.new_empty(2, cut.blocks, B, T, N)
     dynamics = like.new_zeros(2, R, cut.segments, N, D, dtype=torch.float64)
     first = torch.empty_like(like), torch.empty_like(like)
-    walk.launch(None, (*incoming, dv, dlam_v, dk, dq, dynamics, *first), dynamics.stride(0))
+    walk.launch(None, (*incoming, dq, dk, dv, dlam_v, dynamics, *first), dynamics.stride(0))
     da_bar, dp_bar = (add_up(x.flatten(0, 1), inputs.a_bar) for x in dynamics)
     dmean_0, dvariance_0 = (x.to(inputs.compute_dtype) for x in first)
     dk, dq = add_up(dk, inputs.k), add_up(dq, inputs.q)
-    return ScanGrads(dv, dlam_v, dk, dq, da_bar, dp_bar, dmean_0, dvariance_0)
+    return ScanGrads(dq, dk, dv, dlam_v, da_bar, dp_bar, dmean_0, dvariance_0)
 
 
 def _upstream(

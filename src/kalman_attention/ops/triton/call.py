@@ -24,8 +24,8 @@ class Tokens(NamedTuple):
     """What every kernel that walks time is given, in the order of its parameters.
 
     Attributes:
-        arrays: v, lam_v, k, q, mask, cu_seqlens.
-        strides: batch and time strides of v, lam_v, k, q, mask.
+        arrays: q, k, v, lam_v, mask, cu_seqlens.
+        strides: batch and time strides of q, k, v, lam_v, mask.
         dynamics: a_bar and p_bar, dense, in the arithmetic dtype.
         state_0: first mean and variance, likewise.
     """

@@ -12,7 +12,7 @@ from kalman_attention.ops.triton.place import evidence, kernel, lanes_of, locate
 
 @kernel
 def step_kernel(
-    v, lam_v, k, q, mask, v_b, lam_b, k_b, q_b, mask_b,
+    q, k, v, lam_v, mask, q_b, k_b, v_b, lam_b, mask_b,
     a_bar, p_bar, mean_0, variance_0, y, y_var, mean, variance, N, D, blocks,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -48,14 +48,14 @@ def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
     """Filter one token per row: ``forward`` for inputs without the T axis.
 
     Args:
-        inputs: v, lam_v ``[B, D]``, k, q ``[B, N]``, mask ``[B]``.
+        inputs: q, k ``[B, N]``, v, lam_v ``[B, D]``, mask ``[B]``.
         return_variance: also compute y_var.
 
     Returns:
         y and y_var ``[B, D]``, the new belief, no checkpoints.
     """
     dtype = inputs.compute_dtype
-    v, lam_v, k, q = (rows(x) for x in inputs[:4])
+    q, k, v, lam_v = (rows(x) for x in inputs[:4])
     a_bar, p_bar, mean_0, variance_0 = (dense(x, dtype) for x in inputs[4:8])
     mask = None if inputs.mask is None else inputs.mask.view(torch.uint8)
     R, N, D = mean_0.shape
@@ -63,9 +63,9 @@ def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
     y_var = torch.empty_like(y) if return_variance else None
     mean, variance = torch.empty_like(mean_0), torch.empty_like(mean_0)
     tile = cut(R, 1, N, D, lanes_for(dtype, FORWARD_LANES))
-    strides = (*(x.stride(0) for x in (v, lam_v, k, q)), 0 if mask is None else mask.stride(0))
+    strides = (*(x.stride(0) for x in (q, k, v, lam_v)), 0 if mask is None else mask.stride(0))
     step_kernel[(R * tile.blocks,)](
-        v, lam_v, k, q, mask, *strides, a_bar, p_bar, mean_0, variance_0, y, y_var, mean, variance,
+        q, k, v, lam_v, mask, *strides, a_bar, p_bar, mean_0, variance_0, y, y_var, mean, variance,
         N, D, tile.blocks, tile.block_n, tile.block_d, **OPTIONS,
     )  # fmt: skip
     return ScanResult(y, y_var, mean, variance, None)

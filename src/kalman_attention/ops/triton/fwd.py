@@ -31,8 +31,8 @@ MAP_FIELDS = 7
 
 @kernel
 def filter_kernel(
-    v, lam_v, k, q, mask, cu_seqlens,
-    v_b, v_t, lam_b, lam_t, k_b, k_t, q_b, q_t, mask_b, mask_t,
+    q, k, v, lam_v, mask, cu_seqlens,
+    q_b, q_t, k_b, k_t, v_b, v_t, lam_b, lam_t, mask_b, mask_t,
     a_bar, p_bar, mean_starts, variance_starts, y, y_var, mean, variance, saved,
     T, N, D, chunks, blocks, segments, per_segment,
     CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -58,7 +58,7 @@ def filter_kernel(
             real = token_is_real(mask, mask_b, mask_t, b, t, end)
             in_n, in_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
             value, precision, key = observe(
-                v, lam_v, k, v_b, v_t, lam_b, lam_t, k_b, k_t, b, t, n, d, in_n, in_d, DTYPE
+                k, v, lam_v, k_b, k_t, v_b, v_t, lam_b, lam_t, b, t, n, d, in_n, in_d, DTYPE
             )
             query = read(q, q_b, q_t, b, t, n, in_n, DTYPE)
             phi, info = evidence(value, precision, key)
@@ -75,8 +75,8 @@ def filter_kernel(
 
 @kernel
 def summary_kernel(
-    v, lam_v, k, q, mask, cu_seqlens,
-    v_b, v_t, lam_b, lam_t, k_b, k_t, q_b, q_t, mask_b, mask_t,
+    q, k, v, lam_v, mask, cu_seqlens,
+    q_b, q_t, k_b, k_t, v_b, v_t, lam_b, lam_t, mask_b, mask_t,
     a_bar, p_bar, maps,
     T, N, D, blocks, segments, per_segment, stride,
     CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -96,7 +96,7 @@ def summary_kernel(
     for t in range(first + c0 * CHUNK, tl.minimum(first + c1 * CHUNK, end)):
         if token_is_real(mask, mask_b, mask_t, b, t, end):
             value, precision, key = observe(
-                v, lam_v, k, v_b, v_t, lam_b, lam_t, k_b, k_t, b, t, n, d, has_n, has_d, DTYPE
+                k, v, lam_v, k_b, k_t, v_b, v_t, lam_b, lam_t, b, t, n, d, has_n, has_d, DTYPE
             )
             phi, info = evidence(value, precision, key)
             xx, xw, wx, ww, ux, uw, uu = project(a, p, phi, info, xx, xw, wx, ww, ux, uw, uu)

@@ -82,7 +82,7 @@ def read(x, x_b, x_t, b, t, at, keep, DTYPE: tl.constexpr):
 
 @triton.jit
 def observe(
-    v, lam_v, k, v_b, v_t, lam_b, lam_t, k_b, k_t, b, t, n, d, has_n, has_d, DTYPE: tl.constexpr
+    k, v, lam_v, k_b, k_t, v_b, v_t, lam_b, lam_t, b, t, n, d, has_n, has_d, DTYPE: tl.constexpr
 ):
     """Value, precision and key of token t, [D], [D] and [N]; 0 where there is none."""
     value = read(v, v_b, v_t, b, t, d, has_d, DTYPE)

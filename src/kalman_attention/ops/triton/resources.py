@@ -30,7 +30,7 @@ NAMES = {
     torch.float16: "fp16",
 }
 
-TOKENS = ("v", "lam_v", "k", "q", "y", "y_var", "dy", "dy_var", "dv", "dlam_v")
+TOKENS = ("q", "k", "v", "lam_v", "y", "y_var", "dy", "dy_var", "dv", "dlam_v")
 """Arrays that have the dtype of the tokens; those not named here have that of the arithmetic."""
 
 FIXED = {"mask": "*u8", "cu_seqlens": "*i64", "dynamics": "*fp64"}
@@ -43,7 +43,7 @@ COLLECT = ("maps",)
 """What the backward pass does without when it collects gradients."""
 
 SUMMARISE = (
-    *("dmean_in", "dvariance_in", "dv", "dlam_v", "dk", "dq", "dynamics", "dmean_0"),
+    *("dmean_in", "dvariance_in", "dq", "dk", "dv", "dlam_v", "dynamics", "dmean_0"),
     "dvariance_0",
 )
 """And when it summarises segments."""
@@ -58,7 +58,7 @@ class Variant(NamedTuple):
     Attributes:
         kernel: the function.
         lanes: lanes of a program.
-        tokens: dtype of v, lam_v, k, q.
+        tokens: dtype of q, k, v, lam_v.
         N: slots.
         absent: arguments that the call does without.
         what: how to call that.
