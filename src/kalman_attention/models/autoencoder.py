@@ -2,7 +2,7 @@
 
 ::
 
-    tokens -> embedding -> blocks -> the stream at the last position      the code, [B, d_model]
+    tokens -> embedding (-> MLP) -> blocks -> stream at the last position    the code, [B, d_model]
     code + sinusoid of t -> (norm, linear, GELU) twice -> norm -> head    logits at t, each t alone
 
 The encoder is the stack of the language model. With KLA as its last mixer the code has a posterior,
@@ -20,6 +20,7 @@ from kalman_attention.losses import marginal_nll, posterior_mean_cross_entropy
 from kalman_attention.models.block import Block
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.output import ModelOutput
+from kalman_attention.models.scaffold import Encoder, make_decoder, make_encoder
 from kalman_attention.models.stack import BlockStack
 from kalman_attention.models.vocabulary import Embedding, Head
 from kalman_attention.nn.norms import RMSNorm
@@ -27,19 +28,17 @@ from kalman_attention.nn.norms import RMSNorm
 
 @dataclass(frozen=True, kw_only=True)
 class AutoencoderConfig:
-    """An encoder and the widths of its decoder.
+    """An encoder with the widths of its decoder.
 
     Attributes:
-        encoder: vocabulary, width and blocks. What it says about the head of a language model has
-            no place here: the head is not tied, has a bias, and starts like every linear map.
-        decoder_widths: hidden widths of the decoder; None means d_model twice, as in MAD. The
-            paper lists (240, 120).
+        encoder: vocabulary, width, blocks and what stands around them; ``decoder_widths`` of None
+            means d_model twice here, as in MAD-Lab. What it says about the head of a language model
+            has no place here: the head is not tied, has a bias, and starts like every linear map.
         init_std: spread of the initial weights of all linear maps but those of the group
             ``state_space``. Biases of mixers (a step size, say) keep their own start.
     """
 
     encoder: LanguageModelConfig
-    decoder_widths: tuple[int, ...] | None = None
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
@@ -54,15 +53,13 @@ class AutoencoderConfig:
                 "tie_embeddings, logit_softcap and head_std belong to a language model; leave "
                 "them at their defaults. The autoencoder's head starts with init_std."
             )
-        if any(width < 1 for width in self.widths):
-            raise ValueError(f"decoder_widths must be at least 1, got {self.decoder_widths}.")
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Hidden widths of the decoder, first one first."""
-        if self.decoder_widths is None:
+        if self.encoder.decoder_widths is None:
             return self.encoder.d_model, self.encoder.d_model
-        return self.decoder_widths
+        return self.encoder.decoder_widths
 
     def to_dict(self) -> dict[str, Any]:
         """As nested dictionaries of plain values."""
@@ -71,14 +68,7 @@ class AutoencoderConfig:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "AutoencoderConfig":
         """The inverse of ``to_dict``, also after a round trip through JSON."""
-        widths = data["decoder_widths"]
-        return cls(
-            **{
-                **data,
-                "encoder": LanguageModelConfig.from_dict(data["encoder"]),
-                "decoder_widths": None if widths is None else tuple(widths),
-            }
-        )
+        return cls(**{**data, "encoder": LanguageModelConfig.from_dict(data["encoder"])})
 
 
 class CodeReadout(NamedTuple):
@@ -109,13 +99,10 @@ class Autoencoder(BlockStack):
         self.config = config
         encoder = config.encoder
         self.embedding = Embedding(encoder.vocab_size, encoder.d_model)
+        self.encoder = make_encoder(encoder)
         self.blocks = nn.ModuleList(Block(encoder, mixer) for mixer in encoder.layers)
-        layers: list[nn.Module] = []
-        width = encoder.d_model
-        for hidden in config.widths:
-            layers += [RMSNorm(width, encoder.norm_eps), nn.Linear(width, hidden), nn.GELU()]
-            width = hidden
-        self.decoder = nn.Sequential(*layers)
+        self.decoder = make_decoder(encoder.d_model, config.widths, encoder.norm_eps)
+        width = (encoder.d_model, *config.widths)[-1]
         self.norm = RMSNorm(width, encoder.norm_eps)
         self.head = Head(width, encoder.vocab_size)
         self._start()
@@ -127,9 +114,6 @@ class Autoencoder(BlockStack):
             own = getattr(module, "parameter_group", None) == "state_space"
             if isinstance(module, nn.Linear) and not own:
                 nn.init.normal_(module.weight, std=self.config.init_std)
-        for module in self.decoder:
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
 
     def forward(self, input_ids: Tensor, *, return_variances: bool = False) -> ModelOutput:
         """Logits of the token at every position, from the code.
@@ -141,7 +125,7 @@ class Autoencoder(BlockStack):
         Returns:
             ``ModelOutput(logits, states, hidden, variances)``; ``hidden`` is what the head sees.
         """
-        x = self.embedding(input_ids)
+        x = self._embed(input_ids)
         states, variances = [], []
         *first, last = self.stack()
         for block in (*first, last):
@@ -161,7 +145,7 @@ class Autoencoder(BlockStack):
         ``write(mean)`` then gives the logits of ``forward``, and ``write(samples)`` those of
         posterior samples, from this one pass.
         """
-        x = self.embedding(input_ids)
+        x = self._embed(input_ids)
         sample = self.config.encoder.between_blocks == "sample"
         *first, last = self.stack()
         for block in first:
@@ -232,6 +216,12 @@ class Autoencoder(BlockStack):
             ignore_index=ignore_index,
             reduction=reduction,
         )
+
+    def _embed(self, input_ids: Tensor) -> Tensor:
+        if isinstance(self.encoder, Encoder):
+            return self.encoder.look_up(self.embedding.weight, input_ids)
+        found: Tensor = self.embedding(input_ids)
+        return found
 
     def _decode(self, x: Tensor) -> Tensor:
         hidden: Tensor = self.norm(self.decoder(x))

@@ -40,6 +40,9 @@ class LanguageModelConfig:
         embedding_std: spread of the initial embeddings.
         head_std: spread of the initial head; None for ``nn.Linear``'s own start.
         head_bias: add a learned bias, 0 at the start, to the logits.
+        encoder_width: hidden width of an MLP between embedding and blocks; None for no such MLP.
+        decoder_widths: hidden widths of an MLP between blocks and head, first one first; None for
+            no such MLP (an autoencoder then has MAD-Lab's). See ``models/scaffold.py``.
     """
 
     vocab_size: int
@@ -60,6 +63,8 @@ class LanguageModelConfig:
     embedding_std: float = 0.02
     head_std: float | None = None
     head_bias: bool = False
+    encoder_width: int | None = None
+    decoder_widths: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plan", parse_plan(self.plan))
@@ -81,6 +86,26 @@ class LanguageModelConfig:
                 raise ValueError(
                     f"{name} must be one of {', '.join(words)}, got {getattr(self, name)!r}."
                 )
+
+        self._check_scaffold()
+
+    def _check_scaffold(self) -> None:
+        for name, widths in (
+            ("encoder_width", [] if self.encoder_width is None else [self.encoder_width]),
+            ("decoder_widths", list(self.decoder_widths or ())),
+        ):
+            if any(width < 1 for width in widths):
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.tie_embeddings and self.head_width != self.d_model:
+            raise ValueError(
+                f"tie_embeddings needs a head as wide as the embedding, {self.d_model}, but "
+                f"decoder_widths ends with {self.head_width}. Leave one of the two out."
+            )
+
+    @property
+    def head_width(self) -> int:
+        """Width of what the head sees: d_model, or the last of ``decoder_widths``."""
+        return (self.d_model, *(self.decoder_widths or ()))[-1]
 
     @property
     def layers(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.generation import Generation, Sampling, generate
 from kalman_attention.models.output import ModelOutput, ModelReadout
 from kalman_attention.models.presets import preset
+from kalman_attention.models.scaffold import Encoder, make_decoder, make_encoder
 from kalman_attention.models.stack import BlockStack
 from kalman_attention.models.uncertainty import Uncertainty, uncertainty
 from kalman_attention.models.vocabulary import Embedding, Head
@@ -36,9 +37,11 @@ class LanguageModel(BlockStack):
         self.config = config
         self.gradient_checkpointing = False
         self.embedding = Embedding(config.vocab_size, config.d_model)
+        self.encoder = make_encoder(config)
         self.blocks = nn.ModuleList(Block(config, mixer) for mixer in config.layers)
-        self.norm = RMSNorm(config.d_model, config.norm_eps)
-        self.head = Head(config.d_model, config.vocab_size, bias=config.head_bias)
+        self.decoder = make_decoder(config.d_model, config.decoder_widths or (), config.norm_eps)
+        self.norm = RMSNorm(config.head_width, config.norm_eps)
+        self.head = Head(config.head_width, config.vocab_size, bias=config.head_bias)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
         self._start()
@@ -55,8 +58,10 @@ class LanguageModel(BlockStack):
             block.scale_residuals(1.0 / math.sqrt(branches))
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """Embeddings of tokens, ``[..., d_model]``, in the dtype that the blocks compute in."""
+        """What the first block sees of tokens, ``[..., d_model]``, in the dtype of the blocks."""
         dtype = self.norm.weight.dtype
+        if isinstance(self.encoder, Encoder):
+            return self.encoder.look_up(self.embedding.weight.to(dtype), input_ids)
         same = self.embedding.weight.dtype == dtype  # then any embedding will do
         found: Tensor = self.embedding(input_ids) if same else self.embedding(input_ids, dtype)
         return found
@@ -85,7 +90,7 @@ class LanguageModel(BlockStack):
 
         Args:
             input_ids: tokens, ``[B, T]``; T may be 0.
-            inputs_embeds: embeddings instead, ``[B, T, d_model]``.
+            inputs_embeds: token embeddings instead, ``[B, T, d_model]``.
             states: states of the last call on the same rows; None starts afresh.
             mask: ``[B, T]`` bool, False for padding, left or right.
             cu_seqlens: borders of documents packed into one row (B = 1), ``[n + 1]`` int; states
@@ -97,18 +102,8 @@ class LanguageModel(BlockStack):
             ``ModelOutput(logits, states, hidden, variances)``.
         """
         x = self._embed(input_ids, inputs_embeds)
-        states = self._check_states(states)
-        sample = self.config.between_blocks == "sample"
-        last = len(self.blocks) - 1
-        new, variances = [], []
-        for i, (block, state) in enumerate(zip(self.stack(), states, strict=True)):
-            found = self._run(
-                block, x, state, mask, cu_seqlens, return_variances, sample and i < last
-            )
-            x = found.y
-            new.append(found.state)
-            variances.append(found.variance)
-        x = self.norm(x)
+        x, new, variances = self._walk(x, states, mask, cu_seqlens, return_variances)
+        x = self.decode(x)
         kept = x if logits_to_keep is None else x[:, max(0, x.shape[1] - logits_to_keep) :]
         return ModelOutput(
             self.head_logits(kept), tuple(new), x, tuple(variances) if return_variances else None
@@ -147,7 +142,7 @@ class LanguageModel(BlockStack):
             x = found.y
             new.append(found.state)
             variances.append(found.variance)
-        x = self.norm(x)
+        x = self.decode(x)
         return ModelOutput(
             self.head_logits(x), tuple(new), x, tuple(variances) if return_variances else None
         )
@@ -239,12 +234,17 @@ class LanguageModel(BlockStack):
             The loss, in nats.
         """
         if kind == "mean":
-            found = self(input_ids, mask=mask, cu_seqlens=cu_seqlens, logits_to_keep=0)
+            x, _, _ = self._walk(self.embed(input_ids), None, mask, cu_seqlens, False)
+            chunk_size = chunk_size or 512
+            if self.config.decoder_widths:  # not worth its while where nothing is asked for
+                counted = targets != ignore_index
+                chunk_size *= len(targets)
+                x, targets = (z[counted].unsqueeze(0) for z in (x, targets))
             return posterior_mean_cross_entropy(
-                self.head_logits,
-                found.hidden,
+                self.logits,
+                x,
                 targets,
-                chunk_size=chunk_size or 512,
+                chunk_size=chunk_size,
                 ignore_index=ignore_index,
                 reduction=reduction,
             )
@@ -336,6 +336,28 @@ class LanguageModel(BlockStack):
             output_uncertainty=output_uncertainty,
         )
 
+    def _walk(
+        self,
+        x: Tensor,
+        states: States | None,
+        mask: Mask | None,
+        cu_seqlens: Tensor | None,
+        return_variances: bool,
+    ) -> tuple[Tensor, list[Any], list[Tensor | None]]:
+        """Through all blocks: the residual stream after the last, states and variances."""
+        states = self._check_states(states)
+        sample = self.config.between_blocks == "sample"
+        last = len(self.blocks) - 1
+        new, variances = [], []
+        for i, (block, state) in enumerate(zip(self.stack(), states, strict=True)):
+            found = self._run(
+                block, x, state, mask, cu_seqlens, return_variances, sample and i < last
+            )
+            x = found.y
+            new.append(found.state)
+            variances.append(found.variance)
+        return x, new, variances
+
     def _run(self, block: Block, x: Tensor, *args: Any) -> LayerOutput:
         state, mask, cu_seqlens, return_variance, sample = args
 
@@ -353,7 +375,7 @@ class LanguageModel(BlockStack):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass either input_ids or inputs_embeds, one of the two.")
         if inputs_embeds is not None:
-            return inputs_embeds
+            return self.encoder(inputs_embeds)  # type: ignore[no-any-return]
         assert input_ids is not None
         return self.embed(input_ids)
 
@@ -367,12 +389,17 @@ class LanguageModel(BlockStack):
             )
         return states
 
+    def decode(self, x: Tensor) -> Tensor:
+        """What the head sees of the stream after the last block (``ModelOutput.hidden``)."""
+        hidden: Tensor = self.norm(self.decoder(x))
+        return hidden
+
     def head_logits(self, x: Tensor) -> Tensor:
-        """Logits from the residual stream after the final norm (``ModelOutput.hidden``)."""
+        """Logits from what the head sees (``ModelOutput.hidden``)."""
         logits: Tensor = self.head(x)
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits from the residual stream after the last block, ``[..., d_model]``."""
-        return self.head_logits(self.norm(x))
+        return self.head_logits(self.decode(x))

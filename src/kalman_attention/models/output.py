@@ -14,7 +14,8 @@ class ModelOutput(NamedTuple):
     Attributes:
         logits: ``[B, T, vocab_size]``; fewer positions if fewer were asked for.
         states: one state per block, to go on from.
-        hidden: the residual stream after the final norm, ``[B, T, d_model]``.
+        hidden: what the head sees: the residual stream after the final norm, ``[B, T, d_model]``,
+            or what a decoder makes of it, ``[B, T, head_width]``.
         variances: posterior variance of every block's read-out, ``[B, T, d_inner]`` (None for a
             block without one); None when not asked for.
     """

@@ -38,7 +38,11 @@ def test_defaults_are_a_preset():
 @pytest.mark.parametrize(
     ("native", "table", "elsewhere"),
     [
-        (LanguageModelConfig, words._MODEL, {"plan", *MIXERS}),
+        (
+            LanguageModelConfig,
+            words._MODEL,
+            {"plan", *MIXERS, "encoder_width", "decoder_widths"},
+        ),
         (KLALayerConfig, words._KLA, {"d_model"}),
         (AttentionConfig, words._ATTENTION, {"d_model"}),
     ],

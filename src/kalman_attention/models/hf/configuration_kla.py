@@ -171,6 +171,11 @@ class KLAConfig(PreTrainedConfig):
             **options: fields that only exist here, such as ``loss`` or ``eos_token_id``.
         """
         native = preset(native) if isinstance(native, str) else native
+        if native.encoder_width is not None or native.decoder_widths is not None:
+            raise ValueError(
+                "encoder_width and decoder_widths have no place in a transformers model: these "
+                "MLPs around the blocks are for synthetic tasks. Store the model with save_model."
+            )
         found: dict[str, Any] = {"layer_mixers": list(native.layers)}
         others = [name for name in dict.fromkeys(native.layers) if name not in _PARTS]
         if others:

@@ -1,0 +1,108 @@
+"""What stands around the blocks: an MLP between embedding and blocks, one between blocks and head.
+
+::
+
+    embedding -> encoder -> blocks -> decoder -> norm -> head
+
+Both work position by position, and both are absent by default. ``SCAFFOLDS`` names the
+combinations that the synthetic tasks use.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from torch import Tensor, nn
+
+from kalman_attention.models.config import LanguageModelConfig
+from kalman_attention.nn.norms import RMSNorm
+
+Scaffold: TypeAlias = Literal["bare", "encoder-decoder", "swiglu"]
+
+SCAFFOLDS: Mapping[Scaffold, Mapping[str, Any]] = {
+    "bare": {},
+    "encoder-decoder": {"encoder_width": 120, "decoder_widths": (240, 120)},
+    "swiglu": {"mlp": "swiglu"},
+}
+"""Options of a model by scaffold: mixers alone, the paper's two MLPs, MAD-Lab's channel mixers."""
+
+
+def with_scaffold(config: LanguageModelConfig, scaffold: Scaffold) -> LanguageModelConfig:
+    """The same model in a scaffold.
+
+    Args:
+        config: options of the model.
+        scaffold: ``"bare"`` leaves it as it is; ``"encoder-decoder"`` adds the paper's MLPs, of
+            hidden width 120 before the blocks and 240, 120 after them; ``"swiglu"`` puts a SwiGLU
+            after every mixer.
+    """
+    if scaffold not in SCAFFOLDS:
+        raise ValueError(f"scaffold must be one of {', '.join(SCAFFOLDS)}, got {scaffold!r}.")
+    return dataclasses.replace(config, **SCAFFOLDS[scaffold])
+
+
+class Encoder(nn.Module):
+    """An MLP on embeddings, with a residual path: x + W2 GELU(W1 norm(x)).
+
+    The norm matters: embeddings start with a spread of 0.02, and an MLP that sees them as they are
+    passes on next to nothing of them.
+
+    Args:
+        d_model: width of input and output.
+        hidden: width in between.
+        norm_eps: of the norm.
+    """
+
+    def __init__(self, d_model: int, hidden: int, norm_eps: float) -> None:
+        super().__init__()
+        self.norm = RMSNorm(d_model, norm_eps)
+        self.in_proj = _linear(d_model, hidden)
+        self.out_proj = _linear(hidden, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Encode ``[..., d_model]``."""
+        y: Tensor = x + self.out_proj(nn.functional.gelu(self.in_proj(self.norm(x))))
+        return y
+
+    def look_up(self, table: Tensor, input_ids: Tensor) -> Tensor:
+        """Encoded embeddings of tokens, ``[..., d_model]``.
+
+        Tokens or table, whichever is shorter is encoded: with few words and many tokens, as in the
+        synthetic tasks, the MLP costs nothing.
+
+        Args:
+            table: embeddings of all tokens, ``[vocab_size, d_model]``.
+            input_ids: tokens.
+        """
+        if len(table) < input_ids.numel():
+            return nn.functional.embedding(input_ids, self(table))
+        encoded: Tensor = self(nn.functional.embedding(input_ids, table))
+        return encoded
+
+
+def make_encoder(config: LanguageModelConfig) -> nn.Module:
+    """What stands between embedding and blocks; without an ``encoder_width``, nothing."""
+    if config.encoder_width is None:
+        return nn.Identity()
+    return Encoder(config.d_model, config.encoder_width, config.norm_eps)
+
+
+def make_decoder(d_model: int, widths: Sequence[int], norm_eps: float) -> nn.Sequential:
+    """What stands between blocks and the last norm: norm, linear map and GELU for every width.
+
+    Args:
+        d_model: width of the input.
+        widths: hidden widths, first one first; without any, the decoder passes on what it gets.
+        norm_eps: of the norms.
+    """
+    layers: list[nn.Module] = []
+    for before, width in zip((d_model, *widths), widths, strict=False):
+        layers += [RMSNorm(before, norm_eps), _linear(before, width), nn.GELU()]
+    return nn.Sequential(*layers)
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    """A linear map whose bias starts at 0, as all of MAD-Lab's do."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.zeros_(layer.bias)
+    return layer
