@@ -1,0 +1,58 @@
+r"""A latent that turns, and the frame that turns along with it.
+
+Take a block of m slots that share decay, noise and variance, and let the token turn the block:
+
+.. math:: z_t = \bar a U_t z_{t-1} + \text{noise}, \qquad U_t^\top U_t = 1.
+
+The covariance of the block stays a multiple of the identity, because U (s 1) U^T = s 1, and so
+does the noise. With the frame Q_t = U_t ... U_1 and z~_t = Q_t^T z_t the rotation is gone,
+
+.. math:: \tilde z_t = \bar a\, \tilde z_{t-1} + \text{noise}, \qquad
+          v_t = (Q_t^\top k_t) \cdot \tilde z_t + \text{noise}, \qquad
+          y_t = (Q_t^\top q_t) \cdot \tilde z_t,
+
+which is the filter without rotation on turned keys and queries; the length of a key does not
+change. The belief about z itself is Q_t times the mean, with the same variance.
+
+Rotations are products of reflections, which reach every orthogonal matrix with m of them: one
+turns the orientation over (parity), two rotate in a plane and do not commute.
+"""
+
+import torch
+from torch import Tensor
+
+
+def reflections(u_h: Tensor) -> Tensor:
+    """The matrices 1 - 2 u u^T of unit vectors u, ``[..., m]`` -> ``[..., m, m]``."""
+    one = torch.eye(u_h.shape[-1], dtype=u_h.dtype, device=u_h.device)
+    return one - 2.0 * u_h.unsqueeze(-1) * u_h.unsqueeze(-2)
+
+
+def rotation(u_h: Tensor) -> Tensor:
+    """The rotation of a token, its first reflection applied first.
+
+    Args:
+        u_h: unit vectors, ``[..., n_h, m]``.
+
+    Returns:
+        U = H_(n_h) ... H_1, orthogonal, ``[..., m, m]``; the identity without reflections.
+    """
+    U = torch.eye(u_h.shape[-1], dtype=u_h.dtype, device=u_h.device)
+    U = U.expand(*u_h.shape[:-2], *U.shape)
+    for H in reflections(u_h).unbind(-3):
+        U = H @ U
+    return U
+
+
+def frames(U: Tensor) -> Tensor:
+    """The frame after every token, Q_t = U_t ... U_1, ``[B, T, ..., m, m]``."""
+    Q, found = torch.eye(U.shape[-1], dtype=U.dtype, device=U.device), []
+    for U_t in U.unbind(1):
+        Q = U_t @ Q
+        found.append(Q)
+    return torch.stack(found, 1) if found else U
+
+
+def into_frame(Q: Tensor, k: Tensor) -> Tensor:
+    """A key or query of a block as the turned latent sees it, Q^T k: ``[..., m]``."""
+    return (Q.transpose(-1, -2) @ k.unsqueeze(-1)).squeeze(-1)
