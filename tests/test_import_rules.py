@@ -13,20 +13,23 @@ from kalman_attention.ops.engines import ENGINES, REFERENCE
 PACKAGE = Path(__file__).parents[1] / "src" / "kalman_attention"
 NAME = "kalman_attention"
 
+_COMMON = ("_files", "_processes")
 _MIXERS = ("_typing", "filtering", "ops")
 _LAYERS = (*_MIXERS, "nn", "baselines", "losses")
-_RUNS = (*_LAYERS, "models", "tasks", "data")
+_RUNS = (*_COMMON, *_LAYERS, "models", "tasks", "data")
 
 MAY_IMPORT = {
+    "_files": (),
+    "_processes": (),
     "_typing": (),
     "filtering": ("_typing",),
     "ops": ("_typing", "filtering"),
     "nn": _MIXERS,
     "baselines": (*_MIXERS, "nn"),
-    "models": _LAYERS,
+    "models": ("_files", *_LAYERS),
     "losses": ("_typing",),
     "tasks": ("_typing",),
-    "data": ("_typing",),
+    "data": (*_COMMON, "_typing"),
     "parallel": (*_LAYERS, "models"),
     "train": (*_RUNS, "parallel"),
     "evaluation": _RUNS,

@@ -1,6 +1,7 @@
 """Shards: always the same, whatever stops the run, and every damage is noticed."""
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -146,7 +147,7 @@ def test_a_full_disk(tmp_path, monkeypatch):
     out, real, calls = tmp_path / "full", os.fsync, iter(range(1000))
 
     def fsync(handle):
-        if next(calls) == 8:
+        if next(calls) == 16:  # of a file and of its folder in turn
             raise OSError(errno.ENOSPC, "No space left on device")
         real(handle)
 
@@ -230,6 +231,16 @@ def test_a_damaged_index(tmp_path, content):
     out = shards(tmp_path)
     (out / "index.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"damaged|another version"):
+        ShardedTokens(out)
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "/elsewhere", "a/b", "a\\b", "..", "", "a\n"])
+def test_a_shard_outside_its_folder_is_refused(tmp_path, name):
+    out = shards(tmp_path)
+    index = json.loads((out / "index.json").read_text())
+    index["shards"][0]["name"] = name
+    (out / "index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="must name files beside the index"):
         ShardedTokens(out)
 
 

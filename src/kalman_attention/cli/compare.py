@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kalman_attention._files import write_atomically
 from kalman_attention.cli.eval import harness_module, paper_table
 from kalman_attention.cli.measure import fastest
 from kalman_attention.cli.table import render
 from kalman_attention.data.progress import Progress
 from kalman_attention.evaluation import paper
 from kalman_attention.evaluation.benchmarks import checksum
-from kalman_attention.models.files import write_atomically
 from kalman_attention.recipes.machine import about
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kalman_attention._files import read_json, sweep, write_json
 from kalman_attention.data.encoding import encode_all
-from kalman_attention.data.files import read_json, sweep, write_json
 from kalman_attention.data.progress import Progress
 from kalman_attention.data.shards import (
     INDEX,

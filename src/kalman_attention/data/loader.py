@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kalman_attention.data.files import sha256
+from kalman_attention._files import sha256
 from kalman_attention.data.shards import INDEX, TRAIN, ShardedTokens, Tokens
 
 GROUP_DOCUMENTS = 1024

@@ -6,6 +6,7 @@ integers both; ``index.json``, which appears last and says what all of it is; an
 """
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,13 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kalman_attention.data.files import read_json, sha256, whole_file, write_json
+from kalman_attention._files import read_json, sha256, whole_file, write_json
 from kalman_attention.data.tokenizer import Tokenizer
 
 FORMAT = 1
 INDEX = "index.json"
 TRAIN, VALIDATION = "train", "validation"
 OFFSET_DTYPE = "<u8"
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 Tokens = NDArray[Any]
 
@@ -50,6 +53,14 @@ class Shard:
     replaced: int
     sha256: str
     offsets_sha256: str
+
+    def __post_init__(self) -> None:
+        # An index may come from someone else, and its shards are in its own folder.
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(
+                f"{self.name!r} is no name of a shard: it must name files beside the index, by "
+                "letters, digits, - and _ alone."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

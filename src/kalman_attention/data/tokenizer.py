@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kalman_attention.data.files import read_json, whole_file, write_json
+from kalman_attention._files import read_json, whole_file, write_json
 
 if TYPE_CHECKING:
     import tokenizers

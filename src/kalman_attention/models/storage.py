@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from kalman_attention._files import write_atomically
 from kalman_attention.models.autoencoder import Autoencoder, AutoencoderConfig
 from kalman_attention.models.config import LanguageModelConfig
-from kalman_attention.models.files import write_atomically
 from kalman_attention.models.language_model import LanguageModel
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from kalman_attention.models.files import write_atomically
+from kalman_attention._files import write_json
 from kalman_attention.recipes.machine import about
 
 
@@ -101,7 +101,7 @@ class Results:
         }
         path = self.path(cell)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
+        write_json(path, result)
 
 
 def _file_name(cell: Cell) -> str:

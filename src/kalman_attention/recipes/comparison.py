@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kalman_attention.data.files import sha256
+from kalman_attention._files import sha256
 from kalman_attention.data.shards import INDEX, ShardedTokens
 from kalman_attention.evaluation.checkpoint import RUN, load_checkpoint
 from kalman_attention.evaluation.validation import validation_bits

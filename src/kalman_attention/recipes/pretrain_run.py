@@ -6,7 +6,6 @@ they can be taken apart and put together otherwise.
 
 import dataclasses
 import errno
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kalman_attention.data.files import sha256
+from kalman_attention._files import sha256, write_json
 from kalman_attention.data.loader import Batch, PackingLoader, WindowLoader
 from kalman_attention.data.shards import INDEX, TRAIN, ShardedTokens
 from kalman_attention.evaluation.checkpoint import RUN, save_checkpoint
 from kalman_attention.evaluation.validation import validation_bits
 from kalman_attention.models.config import LanguageModelConfig
-from kalman_attention.models.files import write_atomically
 from kalman_attention.models.language_model import LanguageModel
 from kalman_attention.models.storage import load_model
 from kalman_attention.parallel.ranks import Parallel
@@ -144,7 +142,7 @@ def pretrain(
         if main and not checkpoints(folder / "checkpoints"):
             folder.mkdir(parents=True, exist_ok=True)
             tokenizer.save(folder)
-            _write_json(folder / RUN, _origin(recipe, shards))
+            write_json(folder / RUN, _origin(recipe, shards))
         result = fit(
             model,
             build_loader(recipe, shards),
@@ -162,7 +160,7 @@ def pretrain(
         if main:
             final = load_model(folder / "last") if parallel else model  # it may be in pieces here
             save_checkpoint(final, tokenizer, folder)
-            _write_json(folder / SUMMARY, summary(recipe, final, result))
+            write_json(folder / SUMMARY, summary(recipe, final, result))
     except OSError as error:
         told = _explained(error, folder)
         if told is error:
@@ -203,10 +201,6 @@ def _identity(recipe: PretrainRecipe, shards: ShardedTokens) -> dict[str, Any]:
     """What must be equal when the run is resumed, besides weights, groups and schedule."""
     chosen = {name: getattr(recipe, name) for name in _SIGNIFICANT}
     return {**chosen, "data": sha256(shards.folder / INDEX), "tokenizer": shards.index.tokenizer}
-
-
-def _write_json(path: Path, data: dict[str, Any]) -> None:
-    write_atomically(path, (json.dumps(data, indent=1) + "\n").encode())
 
 
 def _explained(error: OSError, folder: Path) -> OSError:

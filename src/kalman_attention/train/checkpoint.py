@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kalman_attention.models.files import sync_folder, write_file
+from kalman_attention._files import sync_folder, write_file
 
 MANIFEST = "checkpoint.json"
 KEPT = 2

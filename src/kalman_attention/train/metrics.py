@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kalman_attention.models.files import sync_folder
+from kalman_attention._files import sync_folder
 
 METRICS = "metrics.jsonl"
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kalman_attention.models.files import write_file
+from kalman_attention._files import write_file
 from kalman_attention.models.storage import distinct_tensors, model_files
 from kalman_attention.parallel.ranks import Parallel
 from kalman_attention.parallel.sharding import whole

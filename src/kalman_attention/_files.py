@@ -1,10 +1,10 @@
-"""Files that appear whole or not at all, and their checksums."""
+"""Files that appear whole or not at all, also when the process is killed or the power fails."""
 
 import errno
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,17 +23,17 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     Yields:
         What to write to.
     """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_PART}")
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PART)
         try:
-            with os.fdopen(handle, "wb") as file:
+            with os.fdopen(_create(part), "wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(name, 0o644)
-            os.replace(name, path)
+            os.replace(part, path)
         finally:
-            Path(name).unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
+        sync_folder(path.parent)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -44,10 +44,38 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         ) from error
 
 
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write beside the target, flush to the disk, and put it in place in one move."""
+    with whole_file(path) as file:
+        file.write(data)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file that is not there yet and wait until it is on the disk."""
+    handle = _create(path)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(handle, rest[: 1 << 30]) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until names that were added to a folder, or moved in it, are on the disk."""
+    if os.name == "nt":
+        return  # Windows cannot open folders, and needs no flush for a rename
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_json(path: Path, data: object) -> None:
     """Write JSON that is the same for the same data."""
-    with whole_file(path) as file:
-        file.write((json.dumps(data, indent=1) + "\n").encode())
+    write_atomically(path, (json.dumps(data, indent=1) + "\n").encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -74,3 +102,13 @@ def sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             found.update(block)
     return found.hexdigest()
+
+
+def _create(path: Path) -> int:
+    """Open a new file with the permissions of the umask; an existing name is an error.
+
+    In a folder that others may write to, a link laid under the name would lead elsewhere.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    return os.open(path, flags, 0o666)
