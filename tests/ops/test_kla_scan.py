@@ -16,6 +16,8 @@ from kalman_attention import (
     kla_step,
     kla_step_ref,
 )
+from kalman_attention.ops import kla_scan as kla_scan_module
+from kalman_attention.ops.engines import Engine
 from kalman_attention.ops.selfcheck import Case, make_call
 from tests.engines import EVERY_ENGINE, affordable
 
@@ -138,6 +140,21 @@ def test_packed_documents_start_from_the_unit_prior(engine: str) -> None:
     torch.testing.assert_close(packed.y[:, 12:], second.y, **CLOSE)
 
 
+@pytest.mark.parametrize("engine", EVERY_ENGINE)
+def test_a_step_runs_the_engine_that_was_asked_for(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    for name in ("load", "load_step"):
+        load = getattr(Engine, name)
+        monkeypatch.setattr(Engine, name, lambda e, load=load: (asked.append(e.name), load(e))[1])
+    monkeypatch.setattr(kla_scan_module, "reference_step", lambda *_, **__: pytest.fail("swapped"))
+    args = draw(Case(B=2, T=1, N=3, D=5))
+    tokens = [x[:, 0] for x in args[:4]]
+    kla_step(*tokens, *args[4:6], KLAState(*args[6:]), engine=engine)
+    assert asked == [engine]
+
+
 @pytest.mark.parametrize("engine", ["auto", "reference", *EVERY_ENGINE])
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
 def test_steps_equal_the_scan(engine: str, grad: bool) -> None:
@@ -198,6 +215,11 @@ def test_every_position_has_its_meaning(engine: str) -> None:
     ):
         torch.testing.assert_close(out.y.item(), y, rtol=1e-6, atol=0)
         torch.testing.assert_close(out.y_var.item(), y_var, rtol=1e-6, atol=0)
+
+
+def test_uninitialised_memory_is_loud() -> None:
+    # The fixture of conftest.py: an output that an engine forgets to write is NaN, not luck.
+    assert torch.empty(3).isnan().all()
 
 
 def test_variance_only_when_asked_for() -> None:

@@ -1,7 +1,7 @@
 """The public GPU kernels of flash-linear-attention, used where they fit.
 
-Never run on a GPU here: written against the signatures of version 0.6 and checked only with a
-stand-in on CPU.
+Never run on a GPU here: what is passed is held against the signatures of the installed version by
+a test, and what comes back is checked only with a stand-in on CPU.
 """
 
 import importlib

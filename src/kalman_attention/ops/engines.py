@@ -165,13 +165,14 @@ REFERENCE = "reference"
 """The loop of ``ops/reference.py``: plain torch code, differentiated by autograd, no op."""
 
 
-def resolve(name: str, device: torch.device, dtype: torch.dtype) -> str:
+def resolve(name: str, device: torch.device, dtype: torch.dtype, *, step: bool = False) -> str:
     """Name of the engine that serves a call.
 
     Args:
         name: an engine, or ``"auto"``.
         device: where the tensors are.
         dtype: dtype of v.
+        step: a single token is asked for: ``"auto"`` means an engine with a step of its own.
 
     Returns:
         A key of ``ENGINES``, or ``REFERENCE``.
@@ -180,7 +181,7 @@ def resolve(name: str, device: torch.device, dtype: torch.dtype) -> str:
         ValueError: unknown name, or an engine that cannot serve the call.
     """
     if name == "auto":
-        return _auto(device, dtype)
+        return _auto(device, dtype, step)
     if name == REFERENCE:
         return name
     if name not in ENGINES:
@@ -190,15 +191,15 @@ def resolve(name: str, device: torch.device, dtype: torch.dtype) -> str:
     if reason is not None:
         raise ValueError(
             f"engine {name!r} cannot serve this call: {reason}. "
-            f"engine={_auto(device, dtype)!r} can; so can engine='reference'."
+            f"engine={_auto(device, dtype, step)!r} can; so can engine='reference'."
         )
     return name
 
 
-def _auto(device: torch.device, dtype: torch.dtype) -> str:
+def _auto(device: torch.device, dtype: torch.dtype, step: bool) -> str:
     for engine in ENGINES.values():
         reason = engine.why_not(device, dtype)
-        if reason is None and device.type not in engine.never_auto:
+        if reason is None and device.type not in engine.never_auto and (engine.step or not step):
             return engine.name
         if (
             reason

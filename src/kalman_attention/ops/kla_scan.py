@@ -87,23 +87,25 @@ def kla_step(
         state: belief before the token, ``[B, N, D]`` twice; never changed in place.
         mask: ``[B]`` bool, False where a row has no token.
         return_variance: also compute ``y_var``.
-        engine: ``"auto"``, or a name that ``kla check`` lists.
+        engine: ``"auto"``, or a name that ``kla check`` lists. An engine without a step of its own
+            scans a sequence of one token; ``"auto"`` takes one that has it, or the reference.
 
     Returns:
         ``ScanOutput(y, y_var, state)`` with y ``[B, D]``.
     """
     inputs = check_step(q, k, v, lam_v, a_bar, p_bar, state, mask)
-    chosen = resolve(engine, v.device, v.dtype)
-    if chosen == REFERENCE or not ENGINES[chosen].step:
+    chosen = resolve(engine, v.device, v.dtype, step=True)
+    if chosen == REFERENCE:
         return reference_step(inputs, return_variance=return_variance)
-    if torch.compiler.is_compiling() or _needs_gradients(inputs):
+    own = ENGINES[chosen].step
+    if not own or torch.compiler.is_compiling() or _needs_gradients(inputs):
         return _step_by_scan(inputs, return_variance, chosen)
     result = ENGINES[chosen].load_step()(inputs, return_variance=return_variance)
     return ScanOutput(result.y, result.y_var, KLAState(result.mean, result.variance))
 
 
 def _step_by_scan(inputs: ScanInputs, return_variance: bool, engine: str) -> ScanOutput:
-    """A step as a scan over one token, where the registered op is needed."""
+    """A step as a scan over one token: for the registered op, or an engine without a step."""
     q, k, v, lam_v = (x.unsqueeze(1) for x in inputs[:4])
     mask = None if inputs.mask is None else inputs.mask.unsqueeze(1)
     out = _run(inputs._replace(q=q, k=k, v=v, lam_v=lam_v, mask=mask), return_variance, engine)
