@@ -45,7 +45,7 @@ test: $(STAMP)   ## set up, lint, type-check and run all tests
 REPEATABLE := --hypothesis-profile=ci
 
 # Triton's interpreter is chosen when triton is imported, so it takes a process of its own.
-INTERPRETED := tests/ops/test_triton.py tests/ops/test_roofline.py
+INTERPRETED := tests/ops/test_triton.py tests/tools/test_roofline.py
 
 test-triton: $(STAMP) ## all tests of the op with the Triton engine, in its interpreter (slow)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q tests/ops -k triton

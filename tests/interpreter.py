@@ -21,8 +21,9 @@ def shrink(monkeypatch: pytest.MonkeyPatch, *, fill: int, lanes: int) -> None:
         fill: 1 for the lane-serial schedule, 512 for the time-split one.
         lanes: lanes of a program, in both passes.
     """
-    from kalman_attention.ops import contract, roofline, schedule
-    from kalman_attention.ops.triton import bwd, fwd
+    from kalman_attention.ops import contract
+    from kalman_attention.ops.triton import bwd, fwd, schedule
+    from kalman_attention.tools import roofline
 
     for module in (contract, schedule, roofline, fwd, bwd):
         monkeypatch.setattr(module, "CHUNK", CHUNK)

@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "filtering": ("_typing",),
     "ops": ("_typing", "filtering"),
     "nn": _MIXERS,
+    "tools": _MIXERS,
     "baselines": (*_MIXERS, "nn"),
     "models": ("_files", *_LAYERS),
     "losses": ("_typing",),
@@ -36,7 +37,7 @@ MAY_IMPORT = {
     "hf": ("models",),
     "plots": ("_typing", "filtering.identities"),
     "recipes": (*_RUNS, "parallel", "train", "evaluation"),
-    "cli": (*_RUNS, "parallel", "train", "evaluation", "plots", "recipes", "__init__"),
+    "cli": (*_RUNS, "tools", "parallel", "train", "evaluation", "plots", "recipes", "__init__"),
     "__main__": ("cli",),
     "__init__": _RUNS,
 }
@@ -54,7 +55,7 @@ ONLY_IN = {
     "torch.utils.tensorboard": ("train.metrics",),
     "tokenizers": ("data",),
     "lm_eval": ("evaluation.zero_shot",),
-    "triton": ("ops.triton",),
+    "triton": ("ops.triton", "tools.triton_resources"),
     "fla": ("baselines.fla_kernels",),
     "cuda": ("ops.cuda",),
     "ctypes": ("ops.cpu", "ops.cuda", "ops.triton", "recipes.machine"),  # machine: mallopt
@@ -119,14 +120,15 @@ def test_direction_of_import(module):
     ("module", "source"),
     [
         ("filtering.ou", "from kalman_attention.ops.contract import CHUNK"),
-        ("ops.rows", "from kalman_attention.losses import marginal_nll"),
-        ("ops.rows", "from kalman_attention import kla_scan"),
-        ("ops.rows", "def f():\n    import kalman_attention"),
+        ("ops.torch.rows", "from kalman_attention.losses import marginal_nll"),
+        ("ops.torch.rows", "from kalman_attention import kla_scan"),
+        ("ops.checks", "def f():\n    import kalman_attention"),
         ("losses", "from kalman_attention import filtering"),
         ("cli.demo", "import matplotlib.pyplot as plt"),
         ("models.block", "from transformers import PreTrainedModel"),
-        ("ops.associative", "from torch.utils.cpp_extension import load"),
+        ("ops.torch.associative", "from torch.utils.cpp_extension import load"),
         ("ops.kla_scan", "from cuda.bindings import nvrtc"),
+        ("ops.kla_scan", "from kalman_attention.tools.selfcheck import Case"),
         ("plots.belief", "from kalman_attention.filtering.ou import discretise"),
         ("evaluation.synthetic", "import urllib.request"),
         ("train.checkpoint", "import pickle"),
@@ -139,9 +141,9 @@ def test_the_rules_can_be_broken(module, source):
 
 
 def test_engines_do_not_import_each_other():
-    locations = [engine.location.partition(":")[0] for engine in ENGINES.values()]
+    locations = [e.location.partition(":")[0].removesuffix(".engine") for e in ENGINES.values()]
     engines = {location.removeprefix(f"{NAME}.") for location in locations} | {f"ops.{REFERENCE}"}
-    assert "ops.associative" in engines
+    assert {"ops.torch.associative", "ops.triton"} <= engines
     for module, path in FILES.items():
         home = [engine for engine in engines if within(module, (engine,))]
         others = tuple(engines.difference(home))

@@ -41,12 +41,12 @@ from kalman_attention.nn.mixer import LayerOutput as LayerOutput
 
 # ops
 from kalman_attention.ops.checks import value_checks as value_checks
+from kalman_attention.ops.contract import ScanOutput as ScanOutput
 from kalman_attention.ops.kla_scan import kla_scan as kla_scan
 from kalman_attention.ops.kla_scan import kla_step as kla_step
 from kalman_attention.ops.linear_scan import LinearScanOutput as LinearScanOutput
 from kalman_attention.ops.linear_scan import linear_scan as linear_scan
 from kalman_attention.ops.linear_scan import linear_scan_ref as linear_scan_ref
-from kalman_attention.ops.output import ScanOutput as ScanOutput
 from kalman_attention.ops.reference import kla_scan_ref as kla_scan_ref
 from kalman_attention.ops.reference import kla_step_ref as kla_step_ref
 

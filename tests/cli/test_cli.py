@@ -14,7 +14,7 @@ from kalman_attention.cli import check, measure
 from kalman_attention.cli.main import main
 from kalman_attention.cli.table import render
 from kalman_attention.ops.engines import ENGINES
-from kalman_attention.ops.selfcheck import Case
+from kalman_attention.tools.selfcheck import Case
 
 
 def test_check_lists_every_engine(capsys: pytest.CaptureFixture[str]) -> None:

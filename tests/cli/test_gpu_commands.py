@@ -9,7 +9,7 @@ import torch
 
 from kalman_attention.cli import check_compile
 from kalman_attention.cli.main import main
-from kalman_attention.ops.resources import KernelResources
+from kalman_attention.tools.resources import KernelResources
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 

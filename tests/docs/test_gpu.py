@@ -18,7 +18,7 @@ def test_the_resources_are_of_all_variants_and_none_spills() -> None:
     pytest.importorskip("triton")
     if INTERPRETING:
         pytest.skip("nothing is compiled while Triton interprets")
-    from kalman_attention.ops.triton.resources import variants
+    from kalman_attention.tools.triton_resources import variants
 
     listed = [row for row in RESOURCES if row[0] == "triton"]
     assert [row[1:3] for row in listed] == [[v.kernel.__name__, str(v)] for v in variants()]

@@ -12,6 +12,7 @@ from tests.docs.markdown import PACKAGE, ROOT, code, table_rows
 
 TEXT = (ROOT / "docs" / "notation.md").read_text()
 GLOSSARY = set(code(TEXT))
+OPS = sorted([*(PACKAGE / "ops").glob("*.py"), *(PACKAGE / "ops" / "torch").glob("*.py")])
 GREEK = {"alpha", "beta", "gamma", "delta", "eta", "lam", "mu", "phi", "rho", "sigma", "theta"}
 
 
@@ -43,7 +44,7 @@ def is_known(letter: str) -> bool:
     return bare in GLOSSARY or bare.removeprefix("d") in GLOSSARY
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "ops").glob("*.py")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", OPS, ids=lambda p: p.stem)
 def test_letters_in_ops_are_in_the_glossary(path):
     pairs = public_arguments(ast.parse(path.read_text()))
     unknown = [pair for pair in pairs if is_letter(pair[1]) and not is_known(pair[1])]

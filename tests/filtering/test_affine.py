@@ -8,7 +8,7 @@ from kalman_attention.filtering import information
 from kalman_attention.filtering.affine import Affine
 from kalman_attention.filtering.evidence import token_evidence
 from kalman_attention.filtering.information import to_information
-from kalman_attention.ops.parallel import prefix_scan
+from kalman_attention.ops.torch.prefix_scan import prefix_scan
 from tests.systems import assert_close, examples, random_state, random_system, reals
 
 maps = st.builds(Affine, reals, reals)

@@ -9,7 +9,7 @@ from kalman_attention.filtering.evidence import token_evidence
 from kalman_attention.filtering.mobius import Mobius
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.projective import Projective
-from kalman_attention.ops.parallel import prefix_scan
+from kalman_attention.ops.torch.prefix_scan import prefix_scan
 from tests.systems import (
     assert_close,
     decays,

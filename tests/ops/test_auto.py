@@ -11,7 +11,7 @@ import torch
 from kalman_attention import kla_scan
 from kalman_attention.ops import engines
 from kalman_attention.ops.cpu import library
-from kalman_attention.ops.selfcheck import Case, make_call
+from kalman_attention.tools.selfcheck import Case, make_call
 
 CPU = torch.device("cpu")
 

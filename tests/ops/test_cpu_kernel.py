@@ -221,7 +221,7 @@ def test_failures_become_exceptions(monkeypatch: pytest.MonkeyPatch) -> None:
         library.check(4)
     with pytest.raises(RuntimeError, match="instruction set"):
         library.check(2)
-    monkeypatch.setattr(cpu.call, "ABI_VERSION", 99)
+    monkeypatch.setattr(cpu.abi, "ABI_VERSION", 99)
     with pytest.raises(RuntimeError, match="different versions"):
         cpu.forward(draw(1, 3, 2, 4), return_variance=False, save=False)
 
@@ -229,19 +229,20 @@ def test_failures_become_exceptions(monkeypatch: pytest.MonkeyPatch) -> None:
 OUT_OF_MEMORY = """
 import resource, torch
 from kalman_attention.ops import cpu
-from kalman_attention.ops.cpu import call
+from kalman_attention.ops.contract import ScanInputs
+from kalman_attention.ops.cpu import abi
 torch.set_num_threads(1)
 R, N, D = 64, 1024, 64
 one, belief = torch.ones(R, 1, D), torch.ones(R, N, D)
 keys, dynamics = torch.ones(R, 1, N), torch.full((N, D), 0.5)
-scan = call.Call(call.KALMAN, keys, keys, one, one, dynamics, dynamics, belief, belief, None, None)
-saved = call.new_checkpoints(scan, 2)
-outputs = call.Outputs(torch.empty(R, 1, D), None, *torch.empty(2, R, N, D), saved)
-grads = tuple(torch.empty(t.shape) for t in scan[1:9])
+scan = ScanInputs(keys, keys, one, one, dynamics, dynamics, belief, belief, None, None)
+saved = scan.new_checkpoints(torch.float32)
+outputs = abi.Outputs(torch.empty(R, 1, D), None, *torch.empty(2, R, N, D), saved)
+grads = tuple(torch.empty(t.shape) for t in scan[:8])
 def forward():
-    call.run_forward(scan, outputs, "auto", "auto")
+    abi.run_forward(abi.KALMAN, scan, outputs, "auto", "auto")
 def backward():
-    call.run_backward(scan, saved, (one, None, None, None), grads, "auto", "auto")
+    abi.run_backward(abi.KALMAN, scan, saved, (one, None, None, None), grads, "auto", "auto")
 forward(), backward()
 pages = int(open("/proc/self/statm").read().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(),) * 2)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kalman_attention.ops import cpu
-from kalman_attention.ops.selfcheck import Case, errors, make_call, misses, run_call
+from kalman_attention.tools.selfcheck import Case, errors, make_call, misses, run_call
 
 REASON = cpu.why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kalman_attention.ops.engines import ENGINES
-from kalman_attention.ops.selfcheck import Case, errors, make_call, misses, run_call
+from kalman_attention.tools.selfcheck import Case, errors, make_call, misses, run_call
 from tests.engines import CPU, EVERY_ENGINE, affordable
 
 AWKWARD = {

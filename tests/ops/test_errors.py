@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kalman_attention import KLAState, kla_scan, kla_scan_ref, kla_step, value_checks
-from kalman_attention.ops.selfcheck import Case, make_call
+from kalman_attention.tools.selfcheck import Case, make_call
 
 B, T, N, D = 2, 6, 3, 5
 Arguments = dict[str, object]

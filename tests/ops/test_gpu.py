@@ -5,7 +5,7 @@ import torch
 
 from kalman_attention import KLAState, kla_scan, kla_step
 from kalman_attention.ops.engines import ENGINES
-from kalman_attention.ops.selfcheck import Case, errors, make_call, misses, run_call
+from kalman_attention.tools.selfcheck import Case, errors, make_call, misses, run_call
 from tests.ops.test_engines import AWKWARD
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")

@@ -18,7 +18,7 @@ from kalman_attention import (
 )
 from kalman_attention.ops import kla_scan as kla_scan_module
 from kalman_attention.ops.engines import Engine
-from kalman_attention.ops.selfcheck import Case, make_call
+from kalman_attention.tools.selfcheck import Case, make_call
 from tests.engines import EVERY_ENGINE, affordable
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}

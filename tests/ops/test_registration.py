@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kalman_attention import KLAState, ScanOutput, kla_scan, kla_scan_ref, kla_step
 from kalman_attention.ops.kla_scan import scan, scan_backward
-from kalman_attention.ops.selfcheck import Case, make_call
+from kalman_attention.tools.selfcheck import Case, make_call
 from tests.engines import COMPILED_ENGINES, EVERY_ENGINE
 
 

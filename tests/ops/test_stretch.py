@@ -11,7 +11,7 @@ from kalman_attention.ops import cpu
 from kalman_attention.ops.contract import ScanInputs
 from kalman_attention.ops.engines import ENGINES
 from kalman_attention.ops.reference import kla_scan_ref
-from kalman_attention.ops.stretch import adjoint_map, filter_map
+from kalman_attention.ops.torch.segments import adjoint_map, filter_map
 
 REASON = cpu.why_not()
 NAMES = [

@@ -11,9 +11,9 @@ import torch
 
 from kalman_attention import KLAState, kla_scan, kla_scan_ref, kla_step
 from kalman_attention.ops import engines
-from kalman_attention.ops import schedule as schedule_rule
-from kalman_attention.ops.schedule import FILL, FORWARD_LANES, cut
-from kalman_attention.ops.selfcheck import Case, errors, make_call, misses, run_call
+from kalman_attention.ops.triton import schedule as schedule_rule
+from kalman_attention.ops.triton.schedule import FILL, FORWARD_LANES, cut
+from kalman_attention.tools.selfcheck import Case, errors, make_call, misses, run_call
 from tests.interpreter import INTERPRETING, shrink
 
 pytest.importorskip("triton")
@@ -21,7 +21,7 @@ interpreted = pytest.mark.skipif(not INTERPRETING, reason="needs TRITON_INTERPRE
 compiled = pytest.mark.skipif(INTERPRETING, reason="nothing is compiled while Triton interprets")
 
 SCHEDULES = {"serial": 1, "split": 512}
-"""What to set ``plan.FILL`` to."""
+"""What to set ``schedule.FILL`` to."""
 
 CASES = {
     "one of everything": Case(B=1, T=1, N=1, D=1),
@@ -117,7 +117,7 @@ def test_the_schedule_follows_from_the_shape() -> None:
 @compiled
 def test_a_kernel_compiles_without_a_device() -> None:
     from kalman_attention.ops.triton.fwd import filter_kernel
-    from kalman_attention.ops.triton.resources import Variant, compile_variant, measure
+    from kalman_attention.tools.triton_resources import Variant, compile_variant, measure
 
     variant = Variant(filter_kernel, FORWARD_LANES)
     found = measure(variant, "sm_80")

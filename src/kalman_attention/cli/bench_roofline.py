@@ -4,7 +4,9 @@ import argparse
 from collections.abc import Iterator
 
 from kalman_attention.cli.table import render
-from kalman_attention.ops.roofline import (
+from kalman_attention.ops.triton.schedule import BACKWARD_LANES, FORWARD_LANES
+from kalman_attention.recipes.table import markdown_rows
+from kalman_attention.tools.roofline import (
     DEVICES,
     Device,
     Sizes,
@@ -15,8 +17,6 @@ from kalman_attention.ops.roofline import (
     forward_work,
     least_bytes,
 )
-from kalman_attention.ops.schedule import BACKWARD_LANES, FORWARD_LANES
-from kalman_attention.recipes.table import markdown_rows
 
 SHAPES = (Sizes(B=1, T=65_536, D=960, N=16), Sizes(B=32, T=2048, D=960, N=16))
 """The paper's longest prefill, split in time; a training batch, lane-serial."""

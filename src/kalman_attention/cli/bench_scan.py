@@ -22,8 +22,8 @@ from kalman_attention.cli.measure import (
 )
 from kalman_attention.cli.table import render
 from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
-from kalman_attention.ops.selfcheck import Case, errors, make_call, misses, run_call
 from kalman_attention.recipes.machine import keep_memory
+from kalman_attention.tools.selfcheck import Case, errors, make_call, misses, run_call
 
 PAPER = Shape(B=1, T=2048, D=960, N=16)
 MAD = Shape(B=172, T=128, D=128, N=8)

@@ -11,7 +11,7 @@ from kalman_attention.cli import check_compile
 from kalman_attention.cli.table import render
 from kalman_attention.ops.cpu import library
 from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
-from kalman_attention.ops.selfcheck import Case, errors, make_call, misses, run_call
+from kalman_attention.tools.selfcheck import Case, errors, make_call, misses, run_call
 
 CASES = {
     "plain": Case(B=2, T=130, N=4, D=24),

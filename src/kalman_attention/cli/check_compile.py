@@ -8,8 +8,8 @@ from pathlib import Path
 
 from kalman_attention.cli.table import render
 from kalman_attention.ops.engines import ENGINES
-from kalman_attention.ops.resources import KernelResources
 from kalman_attention.recipes.table import markdown_rows
+from kalman_attention.tools.resources import KernelResources
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 """A100, H100 and B200."""
@@ -68,7 +68,7 @@ def compile_engine(engine: str, architectures: Sequence[str]) -> list[KernelReso
         return "this version has no such engine"
     if engine == "triton" and ENGINES[engine].missing is not None:
         return str(ENGINES[engine].missing)
-    name = f"kalman_attention.ops.{engine}.resources"
+    name = f"kalman_attention.tools.{engine}_resources"
     if importlib.util.find_spec(name) is None:
         return "it does not report resources"
     try:

@@ -6,7 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kalman_attention._typing import Mask
-from kalman_attention.ops.output import ScanOutput
+from kalman_attention.ops.contract import ScanOutput
 
 
 class Context(Protocol):

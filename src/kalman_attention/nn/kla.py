@@ -27,8 +27,8 @@ from kalman_attention.nn.mixer import LayerOutput
 from kalman_attention.nn.norms import l2_norm
 from kalman_attention.nn.prior import LatentPrior
 from kalman_attention.nn.short_conv import ShortConv
+from kalman_attention.ops.contract import ScanOutput
 from kalman_attention.ops.kla_scan import kla_scan, kla_step
-from kalman_attention.ops.output import ScanOutput
 
 
 class LayerState(NamedTuple):

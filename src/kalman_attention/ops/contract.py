@@ -1,4 +1,4 @@
-"""What passes between the op and its engines: the tensors of one call, and where beliefs are saved.
+"""What passes between user, op and engines: the tensors of one call, and where beliefs are saved.
 
 An engine is a module with two functions, ``forward`` and ``backward``, typed by ``EngineModule``.
 Arguments arrive validated; an engine never checks and never dispatches.
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from kalman_attention._typing import Belief, Dynamics, Keys, Mask, Precisions, Values
+from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.stretch import AdjointMap, FilterMap
+from kalman_attention.ops.raw import dense, rows
 
 CHUNK = 64
 """Tokens between two saved beliefs. The backward pass replays a chunk from its first belief."""
@@ -82,6 +84,31 @@ class ScanInputs(NamedTuple):
             return B * -(-T // CHUNK)
         return T // CHUNK + self.mean_0.shape[0]
 
+    def dense(self, dtype: torch.dtype) -> "ScanInputs":
+        """The same call as kernels read it; copies only what it must.
+
+        Tokens get a contiguous last axis; dynamics and beliefs are contiguous and in ``dtype``, the
+        borders of documents int64 and on the device of the tokens.
+        """
+        borders = self.cu_seqlens
+        return self._replace(
+            q=rows(self.q),
+            k=rows(self.k),
+            v=rows(self.v),
+            lam_v=rows(self.lam_v),
+            a_bar=dense(self.a_bar, dtype),
+            p_bar=dense(self.p_bar, dtype),
+            mean_0=dense(self.mean_0, dtype),
+            variance_0=dense(self.variance_0, dtype),
+            cu_seqlens=None if borders is None else dense(borders.to(self.v.device), torch.int64),
+        )
+
+    def new_checkpoints(self, dtype: torch.dtype, fields: int = 2) -> Tensor:
+        """Room for mean and variance before each chunk; slots that documents leave out are 0."""
+        new = torch.empty if self.cu_seqlens is None else torch.zeros
+        shape = (fields, self.chunks, *self.a_bar.shape)
+        return new(shape, dtype=dtype, device=self.v.device)
+
 
 class ScanResult(NamedTuple):
     """What a forward pass returns.
@@ -112,6 +139,20 @@ class ScanGrads(NamedTuple):
     p_bar: Dynamics
     mean_0: Belief
     variance_0: Belief
+
+
+class ScanOutput(NamedTuple):
+    """Outputs and the belief after the last token.
+
+    Attributes:
+        y: posterior mean of the read-out, sum_n q mu, ``[B, T, D]`` (``[B, D]`` for a step).
+        y_var: its posterior variance, sum_n q^2 / lam, or None when not asked for.
+        state: belief after each row's last real token, ``[R, N, D]`` twice.
+    """
+
+    y: Values
+    y_var: Values | None
+    state: KLAState
 
 
 class LinearScanInputs(NamedTuple):
@@ -194,7 +235,7 @@ class StepEngineModule(EngineModule, Protocol):
 
 
 class MapEngineModule(EngineModule, Protocol):
-    """An engine that summarises rows by itself; see ``ops/stretch.py``."""
+    """An engine that summarises rows by itself; see ``ops/torch/segments.py``."""
 
     def filter_map(self, inputs: ScanInputs) -> FilterMap:
         """What the tokens of every row do to the belief before them."""

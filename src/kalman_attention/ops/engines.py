@@ -120,7 +120,7 @@ ENGINES = {
             summary="fused Triton kernels, one warp per row, channel block and time segment",
             # Triton's interpreter runs the kernels on CPU tensors, for tests.
             devices=("cuda", "cpu") if os.environ.get("TRITON_INTERPRET") == "1" else ("cuda",),
-            location=f"{_PACKAGE}.triton",
+            location=f"{_PACKAGE}.triton.engine",
             step=True,
             never_auto=("cpu",),
             missing=_triton_missing(),
@@ -129,7 +129,7 @@ ENGINES = {
             name="associative",
             summary="chunked projective scan in plain torch operations",
             devices=(),
-            location=f"{_PACKAGE}.associative",
+            location=f"{_PACKAGE}.torch.associative",
         ),
         # Below an engine that serves every device: ``auto`` does not choose what never ran on one.
         Engine(
@@ -144,13 +144,13 @@ ENGINES = {
             name="mobius",
             summary="the paper's two scans over all of T, for comparison",
             devices=("cpu", "cuda"),
-            location=f"{_PACKAGE}.expanded:mobius",
+            location=f"{_PACKAGE}.torch.expanded:mobius",
         ),
         Engine(
             name="torch_scan",
             summary="projective scan by torch's private associative_scan, for comparison",
             devices=("cpu", "cuda"),
-            location=f"{_PACKAGE}.expanded:torch_associative",
+            location=f"{_PACKAGE}.torch.expanded:torch_associative",
             eager_only=True,  # torch's scan uses vmap inside, which fails under dispatch modes
             missing=_torch_scan_missing(),
         ),

@@ -13,9 +13,8 @@ from torch import Tensor
 from kalman_attention._typing import Dynamics, Keys, Mask, Precisions, Values
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.ops.checks import check_bounds, check_scan, check_step
-from kalman_attention.ops.contract import ScanInputs
+from kalman_attention.ops.contract import ScanInputs, ScanOutput
 from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
-from kalman_attention.ops.output import ScanOutput
 from kalman_attention.ops.reference import reference_scan, reference_step
 
 

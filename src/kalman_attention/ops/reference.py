@@ -16,8 +16,7 @@ from kalman_attention.filtering.evidence import token_evidence
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.readout import read_mean, read_variance
 from kalman_attention.ops.checks import check_bounds, check_scan, check_step
-from kalman_attention.ops.contract import ScanInputs
-from kalman_attention.ops.output import ScanOutput
+from kalman_attention.ops.contract import ScanInputs, ScanOutput
 
 
 def kla_scan_ref(

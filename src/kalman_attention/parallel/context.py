@@ -45,12 +45,11 @@ from kalman_attention.filtering.stretch import AdjointMap, FilterMap
 from kalman_attention.models.block import Block
 from kalman_attention.nn.kla import KLA
 from kalman_attention.ops.checks import check_scan
-from kalman_attention.ops.contract import ScanInputs
+from kalman_attention.ops.contract import ScanInputs, ScanOutput
 from kalman_attention.ops.engines import REFERENCE, resolve
 from kalman_attention.ops.kla_scan import scan as scan_op
 from kalman_attention.ops.kla_scan import scan_backward
-from kalman_attention.ops.output import ScanOutput
-from kalman_attention.ops.stretch import adjoint_map, filter_map
+from kalman_attention.ops.torch.segments import adjoint_map, filter_map
 from kalman_attention.parallel.exchange import Group, gather_with_gradient
 
 

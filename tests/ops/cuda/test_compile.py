@@ -12,8 +12,8 @@ import torch
 
 from kalman_attention.ops.cuda import device
 from kalman_attention.ops.cuda.program import GROUPS, Program, every_program
-from kalman_attention.ops.cuda.resources import _parse, resources
-from kalman_attention.ops.resources import KernelResources
+from kalman_attention.tools.cuda_resources import _parse, resources
+from kalman_attention.tools.resources import KernelResources
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 SMALL = Program("fwd", "float", 4)

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from kalman_attention.ops import cuda
 from kalman_attention.ops.contract import ScanInputs
-from kalman_attention.ops.cuda import emulation, plan, scan
-from kalman_attention.ops.selfcheck import Case, make_call, run_call
+from kalman_attention.ops.cuda import emulation, grid, scan
+from kalman_attention.tools.selfcheck import Case, make_call, run_call
 from tests.ops.test_engines import check
 
 pytestmark = pytest.mark.skipif(
@@ -32,7 +32,7 @@ SCHEDULES = ["serial", "split"]
 
 @pytest.fixture(params=SCHEDULES)
 def schedule(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(plan, "SCHEDULE", request.param)
+    monkeypatch.setattr(grid, "SCHEDULE", request.param)
     return request.param
 
 

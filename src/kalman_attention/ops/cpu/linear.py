@@ -10,14 +10,12 @@ from kalman_attention.ops.contract import (
     LinearScanGrads,
     LinearScanInputs,
     LinearScanResult,
+    ScanInputs,
     compute_dtype,
 )
-from kalman_attention.ops.cpu.call import (
+from kalman_attention.ops.cpu.abi import (
     LINEAR,
-    Call,
     Outputs,
-    new_checkpoints,
-    prepare,
     run_backward,
     run_forward,
 )
@@ -40,8 +38,8 @@ def linear_forward(
     call = _call(inputs)
     y = torch.empty(inputs.x.shape, dtype=inputs.x.dtype)
     h = torch.empty_like(call.mean_0)
-    checkpoints = new_checkpoints(call, 1) if save else None
-    run_forward(call, Outputs(y=y, mean=h, checkpoints=checkpoints), isa, pool)
+    checkpoints = call.new_checkpoints(h.dtype, fields=1) if save else None
+    run_forward(LINEAR, call, Outputs(y=y, mean=h, checkpoints=checkpoints), isa, pool)
     return LinearScanResult(y, h, checkpoints)
 
 
@@ -73,12 +71,13 @@ def linear_backward(
         for t in (inputs.x, inputs.dt, inputs.B, inputs.C, call.a_bar, call.mean_0)
     )
     grads = (C, B, x, dt, A, None, h_0, None)
-    run_backward(call, checkpoints, (dy, None, dh, None), grads, isa, pool)
+    run_backward(LINEAR, call, checkpoints, (dy, None, dh, None), grads, isa, pool)
     found = LinearScanGrads(x, dt, A, B, C, h_0)
     return LinearScanGrads(*(g.to(t.dtype) for g, t in zip(found, inputs[:6], strict=True)))
 
 
-def _call(inputs: LinearScanInputs) -> Call:
+def _call(inputs: LinearScanInputs) -> ScanInputs:
+    """The letters of Mamba in their places; nothing reads p_bar and variance_0 of this model."""
     x, dt, A, B, C, h_0, mask, cu_seqlens = inputs
-    call = Call(LINEAR, C, B, x, dt, A, None, h_0, None, mask, cu_seqlens)
-    return prepare(call, compute_dtype(x.dtype))
+    call = ScanInputs(C, B, x, dt, A, A, h_0, h_0, mask, cu_seqlens)
+    return call.dense(compute_dtype(x.dtype))

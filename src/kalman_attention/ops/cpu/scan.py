@@ -5,13 +5,10 @@ from torch import Tensor
 
 from kalman_attention.filtering.stretch import AdjointMap, FilterMap
 from kalman_attention.ops.contract import ScanGrads, ScanInputs, ScanResult
-from kalman_attention.ops.cpu.call import (
+from kalman_attention.ops.cpu.abi import (
     KALMAN,
     PARAMS,
-    Call,
     Outputs,
-    new_checkpoints,
-    prepare,
     run_adjoint_map,
     run_backward,
     run_filter_map,
@@ -41,12 +38,12 @@ def forward(
     Returns:
         Outputs, last beliefs and checkpoints.
     """
-    call = prepare(Call(KALMAN, *inputs), inputs.arithmetic_dtype)
+    call = inputs.dense(inputs.arithmetic_dtype)
     y = torch.empty(inputs.v.shape, dtype=inputs.v.dtype)
     y_var = torch.empty_like(y) if return_variance else None
     mean, variance = torch.empty_like(call.mean_0), torch.empty_like(call.mean_0)
-    checkpoints = new_checkpoints(call, 2) if save else None
-    run_forward(call, Outputs(y, y_var, mean, variance, checkpoints), isa, pool)
+    checkpoints = call.new_checkpoints(call.mean_0.dtype) if save else None
+    run_forward(KALMAN, call, Outputs(y, y_var, mean, variance, checkpoints), isa, pool)
     dtype = inputs.compute_dtype
     saved = None if checkpoints is None else checkpoints.to(dtype)
     return ScanResult(y, y_var, mean.to(dtype), variance.to(dtype), saved)
@@ -78,10 +75,9 @@ def backward(
     Returns:
         Gradients in the shapes and dtypes of the inputs.
     """
-    call = prepare(Call(KALMAN, *inputs), inputs.arithmetic_dtype)
-    floats = (*inputs[:4], call.a_bar, call.p_bar, call.mean_0, call.variance_0)
-    grads = ScanGrads(*(torch.empty(x.shape, dtype=x.dtype) for x in floats if x is not None))
-    run_backward(call, checkpoints, (dy, dy_var, dmean, dvariance), grads, isa, pool)
+    call = inputs.dense(inputs.arithmetic_dtype)
+    grads = ScanGrads(*(torch.empty(x.shape, dtype=x.dtype) for x in call[:8]))
+    run_backward(KALMAN, call, checkpoints, (dy, dy_var, dmean, dvariance), grads, isa, pool)
     return ScanGrads(*(g.to(x.dtype) for g, x in zip(grads, inputs[:8], strict=True)))
 
 
@@ -96,7 +92,7 @@ def filter_map(inputs: ScanInputs, *, isa: str = "auto", pool: str = "auto") -> 
     Returns:
         Entries ``[R, N, D]`` in the compute dtype.
     """
-    call = prepare(Call(KALMAN, *inputs), inputs.arithmetic_dtype)
+    call = inputs.dense(inputs.arithmetic_dtype)
     return FilterMap(*run_filter_map(call, isa, pool).to(inputs.compute_dtype))
 
 
@@ -122,7 +118,7 @@ def adjoint_map(
     Returns:
         Entries ``[R, N, D]`` in the compute dtype.
     """
-    call = prepare(Call(KALMAN, *inputs), inputs.arithmetic_dtype)
+    call = inputs.dense(inputs.arithmetic_dtype)
     found = run_adjoint_map(call, checkpoints, dy, dy_var, isa, pool)
     return AdjointMap(*found.to(inputs.compute_dtype))
 

@@ -4,15 +4,15 @@ import torch
 from torch import Tensor
 
 from kalman_attention.ops.contract import ScanGrads, ScanInputs, ScanResult
-from kalman_attention.ops.cuda.call import Params, launch, prepare
-from kalman_attention.ops.cuda.plan import (
+from kalman_attention.ops.cuda.grid import (
     LINK_THREADS,
     STEP,
     SUM_THREADS,
-    Plan,
-    backward_plan,
-    forward_plan,
+    Grid,
+    backward_grid,
+    forward_grid,
 )
+from kalman_attention.ops.cuda.params import Params, launch, prepare
 from kalman_attention.ops.cuda.program import Program, program
 from kalman_attention.ops.raw import dense, rows
 
@@ -32,18 +32,18 @@ def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanRes
         Outputs, last beliefs and checkpoints.
     """
     dtype = inputs.arithmetic_dtype
-    plan = forward_plan(inputs)
-    unit, params = program("fwd", dtype, plan.group), prepare(inputs, plan, dtype)
+    grid = forward_grid(inputs)
+    unit, params = program("fwd", dtype, grid.group), prepare(inputs, grid, dtype)
     params = _with_outputs(params, inputs.v, return_variance)
     if save:
-        params = params._replace(checkpoints=_new_checkpoints(params))
-    if plan.split(params.R):
+        params = params._replace(checkpoints=inputs.new_checkpoints(dtype))
+    if grid.split(params.R):
         params = params._replace(summaries=_lanes(params, 7), borders=_lanes(params, 2))
-        _each_round(unit, "kla_summarise", plan, params)
+        _each_round(unit, "kla_summarise", grid, params)
         _each_lane(unit, "kla_link", params, params.R)
-    if plan.slots < params.N:
+    if grid.slots < params.N:
         params = params._replace(channel_sums=_tokens(params, 1 + return_variance))
-    _each_round(unit, "kla_forward" + "_variance" * return_variance, plan, params)
+    _each_round(unit, "kla_forward" + "_variance" * return_variance, grid, params)
     return _result(inputs, params)
 
 
@@ -57,8 +57,8 @@ def backward(
 ) -> ScanGrads:
     """Exact gradients of the eight floating inputs; see ``EngineModule.backward``."""
     dtype = inputs.arithmetic_dtype
-    plan = backward_plan(inputs, dtype)
-    unit, params = program("bwd", dtype, plan.group), prepare(inputs, plan, dtype)
+    grid = backward_grid(inputs, dtype)
+    unit, params = program("bwd", dtype, grid.group), prepare(inputs, grid, dtype)
     floats = (*inputs[:4], params.a_bar, params.p_bar, params.mean_0, params.variance_0)
     grads = ScanGrads(*(torch.empty_like(x, memory_format=torch.contiguous_format) for x in floats))
     params = params._replace(
@@ -70,13 +70,13 @@ def backward(
         **{f"d{name}": grad for name, grad in grads._asdict().items()},
         dynamics_parts=_lanes(params, 2),
     )
-    if plan.split(params.R):
+    if grid.split(params.R):
         params = params._replace(summaries=_lanes(params, 5), borders=_lanes(params, 2))
-        _each_round(unit, "kla_summarise_back" + _variance(dy_var), plan, params)
+        _each_round(unit, "kla_summarise_back" + _variance(dy_var), grid, params)
         _each_lane(unit, "kla_link_back", params, params.R)
-    if plan.slots < params.N:
+    if grid.slots < params.N:
         params = params._replace(channel_sums=_tokens(params, 2))
-    _walk_back(unit, plan, params)
+    _walk_back(unit, grid, params)
     _each_lane(unit, "kla_sum_dynamics", params, 1)
     return ScanGrads(*(g.to(x.dtype) for g, x in zip(grads, inputs[:8], strict=True)))
 
@@ -102,30 +102,30 @@ def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
     return _result(inputs, params)
 
 
-def _walk_back(unit: Program, plan: Plan, params: Params) -> None:
+def _walk_back(unit: Program, grid: Grid, params: Params) -> None:
     """The exact backward pass: for some slots and some channel blocks at a time."""
     tokens, size = params.B * params.T, params.mean_0.element_size()
-    wave = max(1, PART_BYTES // max(1, tokens * 2 * plan.slots * size))
-    wave = min(wave, plan.blocks)
+    wave = max(1, PART_BYTES // max(1, tokens * 2 * grid.slots * size))
+    wave = min(wave, grid.blocks)
     params = params._replace(
-        slot_parts=params.mean_0.new_empty(wave, tokens, 2, plan.slots),
-        slot_sums=params.mean_0.new_empty(2, tokens, params.N) if wave < plan.blocks else None,
+        slot_parts=params.mean_0.new_empty(wave, tokens, 2, grid.slots),
+        slot_sums=params.mean_0.new_empty(2, tokens, params.N) if wave < grid.blocks else None,
     )
-    sums = -(-tokens * 2 * plan.slots // SUM_THREADS)
-    for n0 in range(0, params.N, plan.slots):
-        for block0 in range(0, plan.blocks, wave):
-            blocks = min(wave, plan.blocks - block0)
+    sums = -(-tokens * 2 * grid.slots // SUM_THREADS)
+    for n0 in range(0, params.N, grid.slots):
+        for block0 in range(0, grid.blocks, wave):
+            blocks = min(wave, grid.blocks - block0)
             part = params._replace(n0=n0, block0=block0, blocks=blocks)
             kernel = "kla_backward" + _variance(params.dy_var)
-            launch(unit, kernel, plan.segments * blocks, plan.threads, part)
+            launch(unit, kernel, grid.segments * blocks, grid.threads, part)
             launch(unit, "kla_sum_slots", sums, SUM_THREADS, part)
 
 
-def _each_round(unit: Program, kernel: str, plan: Plan, params: Params) -> None:
-    """Launch a kernel over all segments and channels, once for every ``plan.slots`` slots."""
-    for n0 in range(0, params.N, plan.slots):
+def _each_round(unit: Program, kernel: str, grid: Grid, params: Params) -> None:
+    """Launch a kernel over all segments and channels, once for every ``grid.slots`` slots."""
+    for n0 in range(0, params.N, grid.slots):
         part = params._replace(n0=n0)
-        launch(unit, kernel, plan.segments * plan.blocks, plan.threads, part)
+        launch(unit, kernel, grid.segments * grid.blocks, grid.threads, part)
 
 
 def _each_lane(unit: Program, kernel: str, params: Params, matrices: int) -> None:
@@ -154,13 +154,6 @@ def _with_outputs(params: Params, v: Tensor, return_variance: bool) -> Params:
         mean=torch.empty_like(params.mean_0),
         variance=torch.empty_like(params.mean_0),
     )
-
-
-def _new_checkpoints(params: Params) -> Tensor:
-    """Room for the belief before each chunk; slots that documents leave out are 0."""
-    shape = (2, params.chunks, params.N, params.D)
-    like = params.mean_0
-    return like.new_empty(shape) if params.cu_seqlens is None else like.new_zeros(shape)
 
 
 def _result(inputs: ScanInputs, params: Params) -> ScanResult:

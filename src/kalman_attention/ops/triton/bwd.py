@@ -18,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs
-from kalman_attention.ops.schedule import BACKWARD_LANES, WINDOW, Plan, plan, wave_rows
-from kalman_attention.ops.triton.call import OPTIONS, Tokens, dense, on_device, prepare, rows
+from kalman_attention.ops.raw import dense, rows
 from kalman_attention.ops.triton.lane import filter_adjoint, filter_step, pull_back
+from kalman_attention.ops.triton.launch import OPTIONS, Tokens, on_device, prepare
 from kalman_attention.ops.triton.place import (
     chunks_of,
     evidence,
@@ -31,6 +31,13 @@ from kalman_attention.ops.triton.place import (
     read,
     span_of,
     token_is_real,
+)
+from kalman_attention.ops.triton.schedule import (
+    BACKWARD_LANES,
+    WINDOW,
+    Schedule,
+    schedule,
+    wave_rows,
 )
 from kalman_attention.ops.triton.sums import add_up
 
@@ -224,7 +231,7 @@ class WalkBack(NamedTuple):
     inputs: ScanInputs
     tokens: Tokens
     upstream: Upstream
-    cut: Plan
+    cut: Schedule
     saved: Tensor
     path: Tensor
 
@@ -259,7 +266,7 @@ def backward(
 ) -> ScanGrads:
     """Exact gradients of one scan; see ``EngineModule.backward``."""
     tokens = prepare(inputs)
-    cut = plan(inputs, BACKWARD_LANES, tokens.dtype)
+    cut = schedule(inputs, BACKWARD_LANES, tokens.dtype)
     (B, T, _), (R, N, D), like = inputs.v.shape, inputs.mean_0.shape, tokens.state_0[0]
     upstream = _upstream(dy, dy_var, dmean, dvariance, like)
     saved = dense(checkpoints, tokens.dtype)
@@ -307,7 +314,7 @@ def _incoming(walk: WalkBack) -> tuple[Tensor, Tensor]:
     return incoming
 
 
-def _scratch(like: Tensor, cut: Plan) -> Tensor:
+def _scratch(like: Tensor, cut: Schedule) -> Tensor:
     """Beliefs before the windows of a chunk and the tokens of a window, per program of a wave."""
     programs = min(len(like), wave_rows(cut)) * cut.segments * cut.blocks
     return like.new_empty(programs, 2 * (CHUNK // WINDOW + WINDOW), cut.block_n, cut.block_d)

@@ -4,10 +4,10 @@ import torch
 import triton.language as tl
 
 from kalman_attention.ops.contract import ScanInputs, ScanResult
-from kalman_attention.ops.schedule import FORWARD_LANES, cut, lanes_for
-from kalman_attention.ops.triton.call import OPTIONS, dense, on_device, rows
 from kalman_attention.ops.triton.lane import filter_step
+from kalman_attention.ops.triton.launch import OPTIONS, on_device
 from kalman_attention.ops.triton.place import evidence, kernel, lanes_of, locate
+from kalman_attention.ops.triton.schedule import FORWARD_LANES, cut, lanes_for
 
 
 @kernel
@@ -55,9 +55,8 @@ def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
         y and y_var ``[B, D]``, the new belief, no checkpoints.
     """
     dtype = inputs.compute_dtype
-    q, k, v, lam_v = (rows(x) for x in inputs[:4])
-    a_bar, p_bar, mean_0, variance_0 = (dense(x, dtype) for x in inputs[4:8])
-    mask = None if inputs.mask is None else inputs.mask.view(torch.uint8)
+    q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, _ = inputs.dense(dtype)
+    mask = None if mask is None else mask.view(torch.uint8)
     R, N, D = mean_0.shape
     y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     y_var = torch.empty_like(y) if return_variance else None

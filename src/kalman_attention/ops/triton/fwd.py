@@ -10,9 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kalman_attention.ops.contract import CHUNK, ScanInputs, ScanResult
-from kalman_attention.ops.schedule import FORWARD_LANES, Plan, plan
-from kalman_attention.ops.triton.call import OPTIONS, Tokens, new_checkpoints, on_device, prepare
 from kalman_attention.ops.triton.lane import filter_step, project, reciprocal
+from kalman_attention.ops.triton.launch import OPTIONS, Tokens, on_device, prepare
 from kalman_attention.ops.triton.place import (
     chunks_of,
     evidence,
@@ -24,6 +23,7 @@ from kalman_attention.ops.triton.place import (
     span_of,
     token_is_real,
 )
+from kalman_attention.ops.triton.schedule import FORWARD_LANES, Schedule, schedule
 
 MAP_FIELDS = 7
 """Numbers per lane in the summary of a segment: the entries of ``Projective``."""
@@ -147,12 +147,12 @@ def starts_kernel(
 def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanResult:
     """Filter every row; see ``EngineModule.forward``."""
     tokens = prepare(inputs)
-    cut = plan(inputs, FORWARD_LANES, tokens.dtype)
+    cut = schedule(inputs, FORWARD_LANES, tokens.dtype)
     T, (R, N, D), device = inputs.v.shape[1], inputs.mean_0.shape, inputs.v.device
     y = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device=device)
     y_var = torch.empty_like(y) if return_variance else None
     mean, variance = (torch.empty_like(x) for x in tokens.state_0)
-    checkpoints = new_checkpoints(inputs, tokens.dtype) if save else None
+    checkpoints = inputs.new_checkpoints(tokens.dtype) if save else None
     starts = tokens.state_0 if cut.segments == 1 else _starts(inputs, tokens, cut)
     filter_kernel[(R * cut.segments * cut.blocks,)](
         *tokens.arrays, *tokens.strides, *tokens.dynamics, *starts,
@@ -165,7 +165,7 @@ def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanRes
     return ScanResult(y, y_var, mean.to(dtype), variance.to(dtype), saved)
 
 
-def _starts(inputs: ScanInputs, tokens: Tokens, cut: Plan) -> tuple[Tensor, Tensor]:
+def _starts(inputs: ScanInputs, tokens: Tokens, cut: Schedule) -> tuple[Tensor, Tensor]:
     """Belief before every segment, [R, segments, N, D] twice."""
     T, (R, N, D), cu_seqlens = inputs.v.shape[1], inputs.mean_0.shape, tokens.arrays[-1]
     shape, like = (R, cut.segments, N, D), tokens.state_0[0]

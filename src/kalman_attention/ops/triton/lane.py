@@ -1,7 +1,7 @@
 """Arithmetic of a tile of lanes (slots n by channels d), as ``csrc/lane.h`` has it in C++.
 
 Functions of values alone; every kernel of the engine is built on them. Names follow
-``filtering/moment.py``, ``filtering/projective.py`` and ``ops/reverse.py``.
+``filtering/moment.py``, ``filtering/projective.py`` and ``ops/torch/reverse.py``.
 """
 
 import triton

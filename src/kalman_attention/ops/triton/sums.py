@@ -4,9 +4,9 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from kalman_attention.ops.schedule import ceil
-from kalman_attention.ops.triton.call import OPTIONS
+from kalman_attention.ops.triton.launch import OPTIONS
 from kalman_attention.ops.triton.place import kernel
+from kalman_attention.ops.triton.schedule import ceil
 
 COLUMNS = 128
 """Sums of one program, four per thread."""

@@ -14,10 +14,10 @@ from kalman_attention.filtering.evidence import token_evidence
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.projective import Projective
 from kalman_attention.filtering.readout import read_mean, read_variance
-from kalman_attention.ops import reverse
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs, ScanResult
-from kalman_attention.ops.parallel import prefix_scan
-from kalman_attention.ops.rows import Rows, to_rows
+from kalman_attention.ops.torch import reverse
+from kalman_attention.ops.torch.prefix_scan import prefix_scan
+from kalman_attention.ops.torch.rows import Rows, to_rows
 
 
 def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanResult:

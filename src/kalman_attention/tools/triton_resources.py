@@ -15,13 +15,19 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from kalman_attention.ops.contract import CHUNK
-from kalman_attention.ops.resources import KernelResources
-from kalman_attention.ops.schedule import BACKWARD_LANES, FORWARD_LANES, WINDOW, cut, lanes_for
 from kalman_attention.ops.triton.bwd import adjoint_kernel, incoming_kernel
-from kalman_attention.ops.triton.call import OPTIONS
 from kalman_attention.ops.triton.decode import step_kernel
 from kalman_attention.ops.triton.fwd import filter_kernel, starts_kernel, summary_kernel
+from kalman_attention.ops.triton.launch import OPTIONS
+from kalman_attention.ops.triton.schedule import (
+    BACKWARD_LANES,
+    FORWARD_LANES,
+    WINDOW,
+    cut,
+    lanes_for,
+)
 from kalman_attention.ops.triton.sums import COLUMNS, sum_kernel
+from kalman_attention.tools.resources import KernelResources
 
 NAMES = {
     torch.float32: "fp32",

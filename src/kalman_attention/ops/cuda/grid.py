@@ -39,7 +39,7 @@ SCHEDULE = os.environ.get("KLA_CUDA_SCHEDULE", "auto")
 """``auto`` is the rule above; ``serial`` and ``split`` (one chunk per segment) are for tests."""
 
 
-class Plan(NamedTuple):
+class Grid(NamedTuple):
     """The cut of one pass.
 
     Attributes:
@@ -65,21 +65,21 @@ class Plan(NamedTuple):
         return self.segments > rows
 
 
-STEP = Plan(group=1, threads=128, slots=0, channels=32, blocks=0, span=1, segments=0)
+STEP = Grid(group=1, threads=128, slots=0, channels=32, blocks=0, span=1, segments=0)
 """The cut of a single step, as far as it is the same for all shapes."""
 
 
-def forward_plan(inputs: ScanInputs) -> Plan:
+def forward_grid(inputs: ScanInputs) -> Grid:
     """The cut of a forward pass."""
-    return _plan(inputs, 128, FORWARD_SLOTS)
+    return _grid(inputs, 128, FORWARD_SLOTS)
 
 
-def backward_plan(inputs: ScanInputs, dtype: torch.dtype) -> Plan:
+def backward_grid(inputs: ScanInputs, dtype: torch.dtype) -> Grid:
     """The cut of a backward pass in the arithmetic of ``dtype``."""
-    return _plan(inputs, 64 if dtype == torch.float64 else 128, BACKWARD_SLOTS)
+    return _grid(inputs, 64 if dtype == torch.float64 else 128, BACKWARD_SLOTS)
 
 
-def _plan(inputs: ScanInputs, threads: int, slots: int) -> Plan:
+def _grid(inputs: ScanInputs, threads: int, slots: int) -> Grid:
     (B, T, D), (R, N, _) = inputs.v.shape, inputs.mean_0.shape
     group = 1
     while group < min(32, -(-N // slots)):
@@ -89,7 +89,7 @@ def _plan(inputs: ScanInputs, threads: int, slots: int) -> Plan:
     span = _span(B * T, T, blocks * threads)
     packed = inputs.cu_seqlens is not None
     segments = T // span + R if packed else R * max(1, -(-T // span))
-    return Plan(group, threads, group * slots, channels, blocks, span, segments)
+    return Grid(group, threads, group * slots, channels, blocks, span, segments)
 
 
 def _span(tokens: int, T: int, row_threads: int) -> int:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from kalman_attention.filtering.moment import KLAState
+from kalman_attention.ops.contract import ScanOutput
 from kalman_attention.ops.kla_scan import kla_scan
-from kalman_attention.ops.output import ScanOutput
 from kalman_attention.ops.reference import kla_scan_ref
 
 OUTPUT_TOLERANCE = 1e-5

@@ -1,6 +1,6 @@
 """The schedule of the Triton engine: how a call is cut into programs. Shapes alone decide.
 
-Beside the engine and not in it, so that the roofline can ask without importing triton.
+Nothing here imports triton, so that the roofline can ask without it.
 
 A program is one warp. It owns the slots of a block of channels of one row and walks a segment of
 time. With one segment per row the schedule is lane-serial; with more it is time-split: summarise
@@ -35,7 +35,7 @@ WAVE = 8 * FILL
 """Backward programs per launch, which share one scratch array with the next launch."""
 
 
-class Plan(NamedTuple):
+class Schedule(NamedTuple):
     """How one pass is cut.
 
     Attributes:
@@ -53,7 +53,7 @@ class Plan(NamedTuple):
     per_segment: int
 
 
-def plan(inputs: ScanInputs, lanes: int, dtype: torch.dtype) -> Plan:
+def schedule(inputs: ScanInputs, lanes: int, dtype: torch.dtype) -> Schedule:
     """Cut a call with arithmetic in ``dtype`` into programs of about ``lanes`` lanes."""
     T, (R, N, D) = inputs.v.shape[1], inputs.mean_0.shape
     return cut(R, T, N, D, lanes_for(dtype, lanes))
@@ -64,19 +64,19 @@ def lanes_for(dtype: torch.dtype, lanes: int) -> int:
     return lanes // 4 if dtype == torch.float64 else lanes
 
 
-def cut(rows: int, T: int, N: int, D: int, lanes: int) -> Plan:
-    """``plan`` by sizes; T counts all tokens of a row, or of all documents when packed."""
+def cut(rows: int, T: int, N: int, D: int, lanes: int) -> Schedule:
+    """``schedule`` by sizes; T counts all tokens of a row, or of all documents when packed."""
     block_n = power_of_two(N)
     block_d = min(max(1, lanes // block_n), power_of_two(D))
     blocks, chunks = ceil(D, block_d), ceil(T, CHUNK)
     segments = min(FILL // max(1, rows * blocks), chunks)
     if segments < LEAST_SEGMENTS:
-        return Plan(block_n, block_d, blocks, 1, chunks)
+        return Schedule(block_n, block_d, blocks, 1, chunks)
     per_segment = ceil(chunks, segments)
-    return Plan(block_n, block_d, blocks, ceil(chunks, per_segment), per_segment)
+    return Schedule(block_n, block_d, blocks, ceil(chunks, per_segment), per_segment)
 
 
-def wave_rows(cut: Plan) -> int:
+def wave_rows(cut: Schedule) -> int:
     """Rows whose backward programs run in one launch."""
     return max(1, WAVE // (cut.blocks * cut.segments))
 

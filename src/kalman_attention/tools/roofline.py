@@ -9,7 +9,7 @@ part: a chunk of tokens and the scratch array of a warp stay cached. Float32 thr
 from typing import NamedTuple
 
 from kalman_attention.ops.contract import CHUNK
-from kalman_attention.ops.schedule import WINDOW, ceil, cut
+from kalman_attention.ops.triton.schedule import WINDOW, ceil, cut
 
 DIVISION = 9
 """Instructions of a division rounded to nearest: estimate, refinements, check of the range."""

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from kalman_attention.ops.roofline import (
+from kalman_attention.ops.triton.schedule import BACKWARD_LANES, FORWARD_LANES
+from kalman_attention.tools.roofline import (
     DEVICES,
     Sizes,
     Tiling,
@@ -12,8 +13,7 @@ from kalman_attention.ops.roofline import (
     forward_work,
     least_bytes,
 )
-from kalman_attention.ops.schedule import BACKWARD_LANES, FORWARD_LANES
-from kalman_attention.ops.selfcheck import Case, make_call
+from kalman_attention.tools.selfcheck import Case, make_call
 from tests.interpreter import INTERPRETING, WINDOW, shrink
 
 SIZES = Sizes(B=1, T=37, D=5, N=3)
@@ -57,7 +57,7 @@ def test_bytes_are_counted_as_the_kernels_move_them(
     counter: Counter, fill: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kalman_attention.ops.checks import check_scan
-    from kalman_attention.ops.triton import backward, forward
+    from kalman_attention.ops.triton.engine import backward, forward
 
     shrink(monkeypatch, fill=fill, lanes=16)
     B, T, D, N = SIZES

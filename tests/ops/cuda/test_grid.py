@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kalman_attention.ops.contract import CHUNK, ScanInputs
-from kalman_attention.ops.cuda import plan
+from kalman_attention.ops.cuda import grid
 from kalman_attention.ops.cuda.program import GROUPS
 from tests.systems import examples
 
@@ -22,22 +22,22 @@ def shaped(B: int, T: int, N: int, D: int, rows: int | None = None) -> ScanInput
 
 @pytest.fixture(autouse=True)
 def _rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "SCHEDULE", "auto")
+    monkeypatch.setattr(grid, "SCHEDULE", "auto")
 
 
 def test_a_full_batch_is_lane_serial_and_a_long_row_is_split() -> None:
-    batch = plan.forward_plan(shaped(16, 4096, 16, 1024))
+    batch = grid.forward_grid(shaped(16, 4096, 16, 1024))
     assert batch.segments == 16
     assert not batch.split(16)
-    prefill = plan.forward_plan(shaped(1, 4096, 16, 1024))
+    prefill = grid.forward_grid(shaped(1, 4096, 16, 1024))
     assert prefill.segments == 16
     assert prefill.span == 256
     assert prefill.split(1)
-    assert not plan.forward_plan(shaped(1, 400, 16, 1024)).split(1)
+    assert not grid.forward_grid(shaped(1, 400, 16, 1024)).split(1)
 
 
 def test_packed_documents_are_split_by_the_length_of_the_row() -> None:
-    packed = plan.forward_plan(shaped(1, 8192, 16, 256, rows=5))
+    packed = grid.forward_grid(shaped(1, 8192, 16, 256, rows=5))
     assert packed.segments == 8192 // packed.span + 5
     assert packed.split(5)
 
@@ -53,8 +53,8 @@ def test_packed_documents_are_split_by_the_length_of_the_row() -> None:
 def test_every_lane_and_token_has_a_place(B: int, T: int, N: int, D: int, double: bool) -> None:
     dtype = torch.float64 if double else torch.float32
     for cut in (
-        plan.forward_plan(shaped(B, T, N, D)),
-        plan.backward_plan(shaped(B, T, N, D), dtype),
+        grid.forward_grid(shaped(B, T, N, D)),
+        grid.backward_grid(shaped(B, T, N, D), dtype),
     ):
         assert cut.group in GROUPS
         assert cut.group * cut.channels == cut.threads
@@ -65,4 +65,4 @@ def test_every_lane_and_token_has_a_place(B: int, T: int, N: int, D: int, double
         assert per_row * B == cut.segments
         assert per_row * cut.span >= T
         assert per_row == 1 or (per_row - 1) * cut.span < T
-        assert per_row == 1 or (cut.span >= plan.MIN_SPAN and per_row >= plan.MIN_SEGMENTS)
+        assert per_row == 1 or (cut.span >= grid.MIN_SPAN and per_row >= grid.MIN_SEGMENTS)

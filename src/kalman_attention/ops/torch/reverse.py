@@ -25,7 +25,7 @@ from kalman_attention.filtering import moment
 from kalman_attention.filtering.evidence import token_evidence
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs
-from kalman_attention.ops.rows import Rows, to_rows
+from kalman_attention.ops.torch.rows import Rows, to_rows
 
 
 class Step(NamedTuple):

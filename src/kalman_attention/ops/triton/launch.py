@@ -1,4 +1,4 @@
-"""How a call reaches the kernels: tensors with a contiguous last axis, and their strides."""
+"""How kernels are launched: compiler options, and the arguments that all of them share."""
 
 import functools
 from collections.abc import Callable
@@ -43,28 +43,16 @@ class Tokens(NamedTuple):
 
 def prepare(inputs: ScanInputs) -> Tokens:
     """Bring the arguments of a call into the form of the kernels; copies only what it must."""
-    dtype = inputs.arithmetic_dtype
-    tokens = [rows(x) for x in inputs[:4]]
-    mask, cu_seqlens = inputs.mask, inputs.cu_seqlens
-    if mask is not None:
-        mask = mask.view(torch.uint8)
-    if cu_seqlens is not None:
-        cu_seqlens = dense(cu_seqlens, torch.int64)
-    strides = [stride for x in tokens for stride in x.stride()[:2]]
+    call = inputs.dense(inputs.arithmetic_dtype)
+    mask = None if call.mask is None else call.mask.view(torch.uint8)
+    strides = [stride for x in call[:4] for stride in x.stride()[:2]]
     strides += (0, 0) if mask is None else mask.stride()
     return Tokens(
-        arrays=(*tokens, mask, cu_seqlens),
+        arrays=(*call[:4], mask, call.cu_seqlens),
         strides=tuple(strides),
-        dynamics=(dense(inputs.a_bar, dtype), dense(inputs.p_bar, dtype)),
-        state_0=(dense(inputs.mean_0, dtype), dense(inputs.variance_0, dtype)),
+        dynamics=(call.a_bar, call.p_bar),
+        state_0=(call.mean_0, call.variance_0),
     )
-
-
-def new_checkpoints(inputs: ScanInputs, dtype: torch.dtype) -> Tensor:
-    """Room for the belief before each chunk; slots that documents leave out are 0."""
-    new = torch.empty if inputs.cu_seqlens is None else torch.zeros
-    shape = (2, inputs.chunks, *inputs.a_bar.shape)
-    return new(shape, dtype=dtype, device=inputs.v.device)
 
 
 def on_device(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -77,13 +65,3 @@ def on_device(function: Callable[Arguments, Result]) -> Callable[Arguments, Resu
             return function(*args, **options)
 
     return launch
-
-
-def rows(x: Tensor) -> Tensor:
-    """The same values with a contiguous last axis."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def dense(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same values, contiguous and in ``dtype``."""
-    return x.to(dtype).contiguous()

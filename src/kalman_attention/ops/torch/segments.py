@@ -15,7 +15,7 @@ from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.stretch import AdjointMap, FilterMap
 from kalman_attention.ops.contract import CHUNK, ScanInputs
 from kalman_attention.ops.engines import ENGINES
-from kalman_attention.ops.rows import Rows, to_rows
+from kalman_attention.ops.torch.rows import Rows, to_rows
 
 Map = TypeVar("Map", FilterMap, AdjointMap)
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kalman_attention.ops.cuda.program import Program, every_program
-from kalman_attention.ops.resources import KernelResources
+from kalman_attention.tools.resources import KernelResources
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")

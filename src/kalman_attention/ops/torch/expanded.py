@@ -21,10 +21,10 @@ from kalman_attention.filtering.mobius import Mobius
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.projective import Projective
 from kalman_attention.filtering.readout import read_mean, read_variance
-from kalman_attention.ops import reverse
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs, ScanResult
-from kalman_attention.ops.parallel import prefix_scan, torch_scan
-from kalman_attention.ops.rows import to_rows
+from kalman_attention.ops.torch import reverse
+from kalman_attention.ops.torch.prefix_scan import prefix_scan, torch_scan
+from kalman_attention.ops.torch.rows import to_rows
 
 Beliefs = Callable[[Tensor, Tensor, Tensor, Tensor, KLAState], KLAState]
 """From a_bar, p_bar, phi, b (``[R, T, N, D]`` each) and a first belief to the belief at every t."""

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from kalman_attention.ops.contract import ScanInputs
 from kalman_attention.ops.cuda import device, emulation
-from kalman_attention.ops.cuda.plan import Plan
+from kalman_attention.ops.cuda.grid import Grid
 from kalman_attention.ops.cuda.program import Program
-from kalman_attention.ops.raw import array, at, dense, rows
+from kalman_attention.ops.raw import array, at
 
 _ARRAYS = ("v", "lam_v", "k", "q", "dy", "dy_var")
 
@@ -78,35 +78,15 @@ class Params(NamedTuple):
         return struct.pack(f"={len(words)}q", *words)
 
 
-def prepare(inputs: ScanInputs, plan: Plan, dtype: torch.dtype) -> Params:
-    """The inputs of a call: dense last axes, dynamics and beliefs in the arithmetic dtype."""
+def prepare(inputs: ScanInputs, grid: Grid, dtype: torch.dtype) -> Params:
+    """The inputs of a call, with dynamics and beliefs in the arithmetic dtype."""
     (B, T, D), (R, N, _) = inputs.v.shape, inputs.mean_0.shape
-    borders = inputs.cu_seqlens
-    if borders is not None:
-        borders = dense(borders.to(inputs.v.device), torch.int64)
     return Params(
-        B=B,
-        T=T,
-        N=N,
-        D=D,
-        R=R,
-        span=plan.span,
-        segments=plan.segments,
-        chunks=inputs.chunks,
-        blocks=plan.blocks,
-        v=rows(inputs.v),
-        lam_v=rows(inputs.lam_v),
-        k=rows(inputs.k),
-        q=rows(inputs.q),
-        mask=inputs.mask,
-        a_bar=dense(inputs.a_bar, dtype),
-        p_bar=dense(inputs.p_bar, dtype),
-        mean_0=dense(inputs.mean_0, dtype),
-        variance_0=dense(inputs.variance_0, dtype),
-        cu_seqlens=borders,
-        n0=0,
-        block0=0,
-    )
+        B=B, T=T, N=N, D=D, R=R,
+        span=grid.span, segments=grid.segments, chunks=inputs.chunks,
+        n0=0, block0=0, blocks=grid.blocks,
+        **inputs.dense(dtype)._asdict(),
+    )  # fmt: skip
 
 
 def launch(program: Program, kernel: str, blocks: int, threads: int, params: Params) -> None:
