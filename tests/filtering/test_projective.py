@@ -101,29 +101,6 @@ def test_last_row_is_the_affine_map(a_bar, p_bar, phi, b, state):
     assert_close(written, new.variance * b)
 
 
-@given(maps, decays, noises, precisions, reals)
-@examples(50)
-def test_then_is_compose_with_one_token(m, a_bar, p_bar, phi, b):
-    longer = m.then(a_bar, p_bar, phi, b).normalise()
-    token = Projective.from_evidence(a_bar, p_bar, phi, b)
-    assert_close(longer, token.compose(m), atol=1e-12)
-
-
-def test_summary_of_a_long_stretch_is_the_filter_run():
-    T = 500
-    x, state = random_system(B=2, T=T), random_state()
-    x = x._replace(p_bar=torch.where(torch.arange(2) == 0, x.p_bar, 0.0))
-    phi, b = token_evidence(x.k, x.v, x.lam_v)
-    total = Projective.identity_like(phi[:, 0])
-    run = state
-    for t in range(T):
-        total = total.then(x.a_bar, x.p_bar, phi[:, t], b[:, t]).normalise()
-        run = moment.step(run, x.a_bar, x.p_bar, phi[:, t], b[:, t])
-    summary = total.apply(state)
-    assert_close(summary.mean, run.mean)
-    assert_close(summary.variance, run.variance, atol=0)
-
-
 def test_prefix_scan_of_maps_gives_all_beliefs():
     x, state = random_system(B=2, T=13), random_state()
     phi, b = token_evidence(x.k, x.v, x.lam_v)

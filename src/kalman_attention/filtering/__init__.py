@@ -8,6 +8,7 @@
 ``mobius``        Theorem 1: the precision step is a Mobius map
 ``affine``        Theorem 2: the mean step is an affine map
 ``projective``    both together: one step is one linear map, so one scan does both
+``segment``       that map of a whole segment of tokens, in the numbers that engines carry
 ``readout``       from belief to output: mean and variance
 ``identities``    other true forms of the same filter
 ================  ==========================================================================

@@ -74,6 +74,11 @@ def retention(prior_variance: Belief, phi: Belief) -> Belief:
     return 1.0 / (1.0 + phi * prior_variance)
 
 
+def innovation(prior_mean: Belief, phi: Belief, b: Belief) -> Belief:
+    """What a token says beyond the prediction: e = b - phi mu_prior."""
+    return b - phi * prior_mean
+
+
 def step(state: KLAState, a_bar: Dynamics, p_bar: Dynamics, phi: Belief, b: Belief) -> KLAState:
     """One token: predict, then update."""
     return update(predict(state, a_bar, p_bar), phi, b)

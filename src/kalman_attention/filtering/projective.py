@@ -7,8 +7,9 @@ Write the belief in homogeneous coordinates, :math:`s = x/w` and :math:`\mu = u/
           \end{pmatrix} \begin{pmatrix} x \\ w \\ u \end{pmatrix},
 
 with a = a_bar and p = p_bar. The upper left block is Theorem 1 read in variances, the last row is
-Theorem 2. A stretch of tokens of any length is summarised by seven numbers per slot and channel:
-time can be split over threads, kernels or machines at the cost of one exchange of summaries.
+Theorem 2. A segment of tokens of any length is summarised by seven numbers per slot and channel:
+time can be split over threads, kernels or machines at the cost of one exchange of summaries. This
+is the theorem; what engines carry are the five numbers of ``segment``, which need no rescaling.
 
 The entry ww is at least 1 in every step and in every product (the block is nonnegative), so it is
 the one to normalise by. All seven are carried: rebuilding one from the others loses digits.
@@ -68,24 +69,6 @@ class Projective(NamedTuple):
             uw=self.ux * earlier.xw + self.uw * earlier.ww + self.uu * earlier.uw,
             uu=self.uu * earlier.uu,
         ).normalise()
-
-    def then(self, a_bar: Dynamics, p_bar: Dynamics, phi: Belief, b: Belief) -> "Projective":
-        """This map followed by one token, in the arithmetic of ``moment.step``.
-
-        Equal to composing with ``from_evidence``, but a (a x) is never replaced by a^2 x, so a
-        summary built token by token is as accurate as the filter itself. Not normalised.
-        """
-        xx = a_bar * (a_bar * self.xx) + p_bar * self.wx
-        xw = a_bar * (a_bar * self.xw) + p_bar * self.ww
-        return Projective(
-            xx=xx,
-            xw=xw,
-            wx=self.wx + phi * xx,
-            ww=self.ww + phi * xw,
-            ux=a_bar * self.ux + b * xx,
-            uw=a_bar * self.uw + b * xw,
-            uu=a_bar * self.uu,
-        )
 
     def normalise(self) -> "Projective":
         """The same map with ww = 1."""

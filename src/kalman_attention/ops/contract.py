@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kalman_attention._typing import Belief, Dynamics, Keys, Mask, Precisions, Values
 from kalman_attention.filtering.moment import KLAState
-from kalman_attention.filtering.stretch import AdjointMap, FilterMap
+from kalman_attention.filtering.segment import AdjointMap, FilterMap
 from kalman_attention.ops.raw import dense, rows
 
 CHUNK = 64
@@ -235,7 +235,7 @@ class StepEngineModule(EngineModule, Protocol):
 
 
 class MapEngineModule(EngineModule, Protocol):
-    """An engine that summarises rows by itself; see ``ops/torch/segments.py``."""
+    """What summarises rows: an engine by itself, or ``ops/torch/segments.py``."""
 
     def filter_map(self, inputs: ScanInputs) -> FilterMap:
         """What the tokens of every row do to the belief before them."""

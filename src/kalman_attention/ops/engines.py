@@ -24,6 +24,8 @@ from kalman_attention.ops.contract import (
 from kalman_attention.ops.cpu import library
 from kalman_attention.ops.cuda import device, emulation
 
+_PACKAGE = "kalman_attention.ops"
+_MAPS = f"{_PACKAGE}.torch.segments"
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -38,7 +40,7 @@ class Engine:
         dtypes: dtypes of v it serves.
         location: ``module`` or ``module:attribute`` that has forward and backward.
         step: has a single-token kernel of its own.
-        maps: summarises stretches of tokens by itself.
+        maps: summarises segments of tokens by itself.
         eager_only: cannot run inside a compiled or exported graph.
         never_auto: device types on which ``auto`` passes it over.
         missing: what it lacks on this machine, or None. Plain data, found out at import, so that
@@ -65,8 +67,8 @@ class Engine:
         return cast(StepEngineModule, _load(self.location)).step
 
     def load_maps(self) -> MapEngineModule:
-        """Import the engine for its summaries."""
-        return cast(MapEngineModule, _load(self.location))
+        """Import what summarises segments for it: itself, or the torch operations for all."""
+        return cast(MapEngineModule, _load(self.location if self.maps else _MAPS))
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Why a call on ``device`` with v in ``dtype`` cannot be served, or None if it can."""
@@ -101,8 +103,6 @@ def _triton_missing() -> str | None:
     return None
 
 
-_PACKAGE = "kalman_attention.ops"
-
 ENGINES = {
     engine.name: engine
     for engine in (
@@ -127,7 +127,7 @@ ENGINES = {
         ),
         Engine(
             name="associative",
-            summary="chunked projective scan in plain torch operations",
+            summary="chunked scan in plain torch operations",
             devices=(),
             location=f"{_PACKAGE}.torch.associative",
         ),
@@ -148,7 +148,7 @@ ENGINES = {
         ),
         Engine(
             name="torch_scan",
-            summary="projective scan by torch's private associative_scan, for comparison",
+            summary="one scan by torch's private associative_scan, for comparison",
             devices=("cpu", "cuda"),
             location=f"{_PACKAGE}.torch.expanded:torch_associative",
             eager_only=True,  # torch's scan uses vmap inside, which fails under dispatch modes

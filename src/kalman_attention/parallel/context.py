@@ -7,9 +7,9 @@ A KLA layer reaches across pieces twice, each time by one exchange of fixed size
 ones, and each puts together what precedes it; a piece may be shorter than that, or empty.
 
 **The scan.** What the tokens of a piece do to any belief that enters it is known by five numbers
-per slot and channel (``filtering/stretch.py``; the seven entries of the projective map follow from
-them). The ranks gather these summaries. With (s_0, mu_0) the belief before the whole sequence, rank
-r applies the maps of ranks 0 ... r - 1 to it, one after the other,
+per slot and channel (``filtering/segment.py``). The ranks gather these summaries. With (s_0, mu_0)
+the belief before the whole sequence, rank r applies the maps of ranks 0 ... r - 1 to it, one after
+the other,
 
 .. math:: s \leftarrow s_i + \frac{A_i^2 s}{1 + J_i s}, \qquad
           \mu \leftarrow \mu_i + \frac{A_i (\mu + s \eta_i)}{1 + J_i s},
@@ -41,15 +41,14 @@ from torch import Tensor, nn
 
 from kalman_attention._typing import Dynamics, Keys, Mask, Precisions, Values
 from kalman_attention.filtering.moment import KLAState
-from kalman_attention.filtering.stretch import AdjointMap, FilterMap
+from kalman_attention.filtering.segment import AdjointMap, FilterMap
 from kalman_attention.models.block import Block
 from kalman_attention.nn.kla import KLA
 from kalman_attention.ops.checks import check_scan
 from kalman_attention.ops.contract import ScanInputs, ScanOutput
-from kalman_attention.ops.engines import REFERENCE, resolve
+from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
 from kalman_attention.ops.kla_scan import scan as scan_op
 from kalman_attention.ops.kla_scan import scan_backward
-from kalman_attention.ops.torch.segments import adjoint_map, filter_map
 from kalman_attention.parallel.exchange import Group, gather_with_gradient
 
 
@@ -151,7 +150,7 @@ class _Scan(torch.autograd.Function):
         group, inputs = how.group, _inputs(args[:-1])
         own = FilterMap.identity_like(inputs.mean_0)
         if group.rank < group.size - 1:  # nobody asks what the last piece does
-            own = filter_map(inputs, how.engine)
+            own = ENGINES[how.engine].load_maps().filter_map(inputs)
         maps = group.gather(torch.stack(own))
         first = KLAState(inputs.mean_0, inputs.variance_0)
         for i in range(group.rank):
@@ -174,13 +173,14 @@ class _Scan(torch.autograd.Function):
         dmu, ds = (torch.zeros_like(inputs.mean_0) if g is None else g for g in last)
         own = AdjointMap.identity_like(inputs.mean_0)
         if group.rank > 0:  # nothing comes before the first piece
-            own = adjoint_map(inputs, checkpoints, dy, dy_var, how.engine)
+            maps = ENGINES[how.engine].load_maps()
+            own = maps.adjoint_map(inputs, checkpoints, dy, dy_var)
             dmu_0, ds_0 = own.apply(dmu, ds)  # gradients by the belief after this very piece
             own = own._replace(dmu_0=dmu_0, ds_0=ds_0)
-        maps = group.gather(torch.stack(own))
+        gathered = group.gather(torch.stack(own))
         later = torch.zeros_like(dmu), torch.zeros_like(ds)
         for i in reversed(range(group.rank + 1, group.size)):
-            later = AdjointMap(*maps[i]).apply(*later)
+            later = AdjointMap(*gathered[i]).apply(*later)
         ends = dmu + later[0], ds + later[1]
         found = scan_backward(*inputs, checkpoints, dy, dy_var, *ends, how.engine)
         if group.rank > 0:  # zeros and not None: DDP waits for a gradient of every parameter

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kalman_attention.filtering.stretch import AdjointMap, FilterMap
+from kalman_attention.filtering.segment import AdjointMap, FilterMap
 from kalman_attention.ops.contract import ScanGrads, ScanInputs, ScanResult
 from kalman_attention.ops.cpu.abi import (
     KALMAN,

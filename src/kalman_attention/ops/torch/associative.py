@@ -1,9 +1,9 @@
 """Engine ``associative``: the parallel scan in plain torch operations, on any device.
 
-Time is cut into chunks that run side by side. Each chunk is summarised by one projective map
-(seven numbers per slot and channel), a prefix scan over the summaries gives every chunk the
-belief it starts from, and an exact replay from there gives the outputs. Work is O(T), and
-``[B, T, N, D]`` is never held in the forward pass.
+Time is cut into chunks that run side by side. Each chunk is summarised by five numbers per slot and
+channel (``filtering/segment.py``), a prefix scan over the summaries gives every chunk the belief it
+starts from, and an exact replay from there gives the outputs. Work is O(T), and ``[B, T, N, D]`` is
+never held in the forward pass.
 """
 
 import torch
@@ -12,18 +12,19 @@ from torch import Tensor
 from kalman_attention.filtering import moment
 from kalman_attention.filtering.evidence import token_evidence
 from kalman_attention.filtering.moment import KLAState
-from kalman_attention.filtering.projective import Projective
 from kalman_attention.filtering.readout import read_mean, read_variance
+from kalman_attention.filtering.segment import FilterMap
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs, ScanResult
 from kalman_attention.ops.torch import reverse
 from kalman_attention.ops.torch.prefix_scan import prefix_scan
 from kalman_attention.ops.torch.rows import Rows, to_rows
+from kalman_attention.ops.torch.segments import chunk_filters
 
 
 def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanResult:
     """Summarise the chunks, scan the summaries, replay the chunks."""
     rows = to_rows(inputs)
-    starts = chunk_starts(summarise(rows), rows.state_0)
+    starts = chunk_starts(chunk_filters(rows), rows.state_0)
     y, y_var, ends = _replay(rows, starts, return_variance)
     last = KLAState(*(x[:, -1] for x in ends)) if rows.v.shape[1] else rows.state_0
     dtype = inputs.compute_dtype
@@ -48,25 +49,13 @@ def backward(
     return reverse.backward(inputs, checkpoints, dy, dy_var, dmean, dvariance)
 
 
-def summarise(rows: Rows) -> Projective:
-    """The map of every chunk, ``[R, C, N, D]``, token by token and all chunks at once."""
-    R, C, _, N = rows.k.shape
-    total = Projective.identity_like(rows.v.new_empty(R, C, N, rows.v.shape[-1]))
-    for t in range(CHUNK):
-        phi, b = token_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
-        longer = total.then(rows.a_bar, rows.p_bar, phi, b).normalise()
-        real = rows.real[:, :, t]
-        total = Projective(*(torch.where(real, x, y) for x, y in zip(longer, total, strict=True)))
-    return total
-
-
-def chunk_starts(maps: Projective, state_0: KLAState) -> KLAState:
+def chunk_starts(maps: FilterMap, state_0: KLAState) -> KLAState:
     """Belief before every chunk, ``[R, C, N, D]``, from the maps of the chunks before it."""
     mean_0, variance_0 = (x.unsqueeze(1) for x in state_0)
-    if maps.xx.shape[1] < 2:
-        return KLAState(*(x.expand_as(maps.xx) for x in (mean_0, variance_0)))
-    before = Projective(*(x[:, :-1] for x in maps))
-    reached = prefix_scan(Projective.compose, before).apply(KLAState(mean_0, variance_0))
+    if maps.gain.shape[1] < 2:
+        return KLAState(*(x.expand_as(maps.gain) for x in (mean_0, variance_0)))
+    before = FilterMap(*(x[:, :-1] for x in maps))
+    reached = prefix_scan(FilterMap.compose, before).apply(KLAState(mean_0, variance_0))
     return KLAState(
         mean=torch.cat([mean_0, reached.mean], dim=1),
         variance=torch.cat([variance_0, reached.variance], dim=1),

@@ -1,7 +1,7 @@
 """Engines ``mobius`` and ``torch_scan``: the paper's scans over all of T, states expanded.
 
 ``mobius`` is Algorithm 1 (``alg:kla``): a scan over Mobius maps for the variances, then one over
-affine maps for the means. ``torch_scan`` runs the single projective scan by torch's own
+affine maps for the means. ``torch_scan`` runs the single scan over segments by torch's own
 ``associative_scan``. Both hold ``[B, T, N, D]`` several times over: they are here to be compared
 with, and to show that the theorems compute.
 
@@ -19,8 +19,8 @@ from kalman_attention.filtering.affine import Affine
 from kalman_attention.filtering.evidence import token_evidence
 from kalman_attention.filtering.mobius import Mobius
 from kalman_attention.filtering.moment import KLAState
-from kalman_attention.filtering.projective import Projective
 from kalman_attention.filtering.readout import read_mean, read_variance
+from kalman_attention.filtering.segment import FilterMap
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs, ScanResult
 from kalman_attention.ops.torch import reverse
 from kalman_attention.ops.torch.prefix_scan import prefix_scan, torch_scan
@@ -92,9 +92,9 @@ def mobius_beliefs(
 def torch_beliefs(
     a_bar: Tensor, p_bar: Tensor, phi: Tensor, b: Tensor, state_0: KLAState
 ) -> KLAState:
-    """One projective scan by torch's ``associative_scan``."""
-    maps = torch_scan(Projective.compose, Projective.from_evidence(a_bar, p_bar, phi, b))
-    return maps.apply(state_0)
+    """One scan over segments of a token each by torch's ``associative_scan``."""
+    tokens = FilterMap.identity_like(phi).then(a_bar, p_bar, phi, b)
+    return torch_scan(FilterMap.compose, tokens).apply(state_0)
 
 
 mobius = ExpandedEngine(mobius_beliefs)

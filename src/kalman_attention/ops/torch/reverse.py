@@ -1,62 +1,29 @@
 """The reverse recursion: exact gradients from scalar adjoints of (mean, variance).
 
-Write m = a mu for the predicted mean and P for the predicted variance. A step computes
-r = 1 / (1 + phi P), s' = P r, mu' = r m + s' b; with dmu', ds' the adjoints of the new belief,
+Write m = a mu for the predicted mean, P for the predicted variance and e = b - phi m for what the
+token says beyond the prediction. A step computes r = 1 / (1 + phi P), s' = P r, mu' = r m + s' b;
+with dmu', ds' the adjoints of the new belief,
 
-    dS   = ds' + b dmu'                     all that depends on s'
-    dP   = r^2 (dS - phi m dmu')
-    dphi = -s' (s' dS + r m dmu')
+    dP   = r^2 (ds' + e dmu')
+    dphi = -s' (s' ds' + mu' dmu')
     db   = s' dmu'
 
-and dmu = a r dmu', ds = a^2 dP carry on to the token before. The recursion is linear in the
-adjoints, so chunks run side by side here too: pull unit adjoints and the local gradients through
-every chunk, pass the result from chunk to chunk, then pull the right adjoints through once more.
+and dmu = a r dmu', ds = a^2 dP carry on to the token before. The recursion is affine in the
+adjoints, so chunks run side by side here too: find the adjoint map of every chunk, pass the adjoint
+from chunk to chunk, then pull what truly arrives through each of them.
 
 The composed maps of the forward pass are never differentiated: they tend to rank one, and their
 adjoints lose all digits in float32.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from kalman_attention.filtering import moment
-from kalman_attention.filtering.evidence import token_evidence
-from kalman_attention.filtering.moment import KLAState
+from kalman_attention.filtering.segment import AdjointMap
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs
+from kalman_attention.ops.torch.replay import Adjoint, Step, replay, sources
 from kalman_attention.ops.torch.rows import Rows, to_rows
-
-
-class Step(NamedTuple):
-    """What the adjoint of one token needs, ``[R, C, N, D]`` each (for all chunks at once).
-
-    Attributes:
-        mean: posterior mean mu'.
-        variance: posterior variance s'.
-        mean_prev: mean before the token, mu.
-        variance_prev: variance before the token, s.
-        r: retention; 1 where there is no token.
-        phi: precision brought by the token.
-        b: information brought by the token.
-        real: where there is a token.
-    """
-
-    mean: Tensor
-    variance: Tensor
-    mean_prev: Tensor
-    variance_prev: Tensor
-    r: Tensor
-    phi: Tensor
-    b: Tensor
-    real: Tensor
-
-
-class Adjoint(NamedTuple):
-    """Gradients by the belief at one point in time, ``[R, C, N, D]`` or ``[R, N, D]``."""
-
-    dmu: Tensor
-    ds: Tensor
+from kalman_attention.ops.torch.segments import chunk_adjoints
 
 
 def backward(
@@ -74,76 +41,41 @@ def backward(
         dmu=zero if dmean is None else dmean.to(dtype),
         ds=zero if dvariance is None else dvariance.to(dtype),
     )
-    dy_rows = None if dy is None else rows.layout.gather(dy, dtype)
-    dy_var_rows = None if dy_var is None else rows.layout.gather(dy_var, dtype)
     if rows.v.shape[1] == 0:
         return _no_tokens(inputs, last)
-    steps = _replay(rows, rows.layout.load(checkpoints, dtype))
-    sources = [_source(rows, dy_rows, dy_var_rows, steps[t], t) for t in range(CHUNK)]
-    incoming, first = _incoming(steps, sources, rows.a_bar, last)
-    return _accumulate(inputs, rows, steps, sources, incoming, first, dy_rows, dy_var_rows)
+    dy_rows = None if dy is None else rows.layout.gather(dy, dtype)
+    dy_var_rows = None if dy_var is None else rows.layout.gather(dy_var, dtype)
+    starts = rows.layout.load(checkpoints, dtype)
+    steps = list(replay(rows, starts))
+    added = list(sources(rows, dy_rows, dy_var_rows))
+    maps = chunk_adjoints(steps, added, rows.a_bar, starts)
+    incoming, first = _incoming(maps, last)
+    return _accumulate(inputs, rows, steps, added, incoming, first, dy_rows, dy_var_rows)
 
 
-def _replay(rows: Rows, starts: KLAState) -> list[Step]:
-    steps, state = [], starts
-    for t in range(CHUNK):
-        phi, b = token_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
-        real = rows.real[:, :, t]
-        prior = moment.predict(state, rows.a_bar, rows.p_bar)
-        new = moment.update(prior, phi, b)
-        new = KLAState(*(torch.where(real, x, y) for x, y in zip(new, state, strict=True)))
-        r = moment.retention(prior.variance, phi)
-        steps.append(Step(new.mean, new.variance, state.mean, state.variance, r, phi, b, real))
-        state = new
-    return steps
-
-
-def _source(rows: Rows, dy: Tensor | None, dy_var: Tensor | None, step: Step, t: int) -> Adjoint:
-    """What the outputs of token t add to the adjoint of its belief."""
-    q = rows.q[:, :, t].unsqueeze(-1)
-    zero = torch.zeros_like(step.mean)
-    return Adjoint(
-        dmu=zero if dy is None else q * dy[:, :, t].unsqueeze(-2),
-        ds=zero if dy_var is None else q * q * dy_var[:, :, t].unsqueeze(-2),
-    )
+def _incoming(maps: AdjointMap, last: Adjoint) -> tuple[Adjoint, Adjoint]:
+    """Adjoint that reaches the end of every chunk from later ones, and the one of the start."""
+    arriving = []
+    for c in reversed(range(maps.gain.shape[1])):
+        arriving.append(last)
+        last = Adjoint(*AdjointMap(*(x[:, c] for x in maps)).apply(*last))
+    arriving.reverse()
+    return Adjoint(*(torch.stack(field, dim=1) for field in zip(*arriving, strict=True))), last
 
 
 def _pull_back(step: Step, a_bar: Tensor, after: Adjoint) -> tuple[Adjoint, Tensor]:
     """Adjoint before a token from the adjoint after it; also dP, the one of the prediction."""
-    m = a_bar * step.mean_prev
-    d_variance = after.ds + step.b * after.dmu
-    dP = step.r * step.r * (d_variance - step.phi * m * after.dmu)
+    dP = step.r * (step.r * (after.ds + step.e * after.dmu))
     before = Adjoint(dmu=a_bar * (step.r * after.dmu), ds=a_bar * (a_bar * dP))
     skip = Adjoint(*(torch.where(step.real, x, y) for x, y in zip(before, after, strict=True)))
     return skip, dP
-
-
-def _incoming(
-    steps: list[Step], sources: list[Adjoint], a_bar: Tensor, last: Adjoint
-) -> tuple[Adjoint, Adjoint]:
-    """Adjoint that reaches the end of every chunk from later ones, and the one of the start."""
-    one, zero = torch.ones_like(steps[0].mean), torch.zeros_like(steps[0].mean)
-    local, by_dmu, by_ds = Adjoint(zero, zero), Adjoint(one, zero), Adjoint(zero, one)
-    for step, source in zip(reversed(steps), reversed(sources), strict=True):
-        local, _ = _pull_back(step, a_bar, _add(local, source))
-        by_dmu, _ = _pull_back(step, a_bar, by_dmu)
-        by_ds, _ = _pull_back(step, a_bar, by_ds)
-    arriving = []
-    for c in reversed(range(one.shape[1])):
-        arriving.append(last)
-        last = Adjoint(
-            dmu=by_dmu.dmu[:, c] * last.dmu + local.dmu[:, c],
-            ds=by_ds.ds[:, c] * last.ds + by_dmu.ds[:, c] * last.dmu + local.ds[:, c],
-        )
-    arriving.reverse()
-    return Adjoint(*(torch.stack(field, dim=1) for field in zip(*arriving, strict=True))), last
 
 
 def _accumulate(
     inputs: ScanInputs,
     rows: Rows,
     steps: list[Step],
-    sources: list[Adjoint],
+    added: list[Adjoint],
     adjoint: Adjoint,
     first: Adjoint,
     dy: Tensor | None,
@@ -156,14 +88,13 @@ def _accumulate(
     da, dp = torch.zeros_like(a_bar), torch.zeros_like(a_bar)
     for t in reversed(range(CHUNK)):
         step = steps[t]
-        after = _add(adjoint, sources[t])
+        after = _add(adjoint, added[t])
         adjoint, dP = _pull_back(step, a_bar, after)
         dP = torch.where(step.real, dP, 0.0)
         dmu = torch.where(step.real, after.dmu, 0.0)
+        ds = torch.where(step.real, after.ds, 0.0)
         db = step.variance * dmu
-        d_variance = torch.where(step.real, after.ds, 0.0) + step.b * dmu
-        r_m = step.r * (a_bar * step.mean_prev)
-        dphi = -step.variance * (step.variance * d_variance + r_m * dmu)
+        dphi = -step.variance * (step.variance * ds + step.mean * dmu)
         da += (step.mean_prev * (step.r * dmu) + 2.0 * a_bar * step.variance_prev * dP).sum((0, 1))
         dp += dP.sum((0, 1))
         k = rows.k[:, :, t].unsqueeze(-1)

@@ -1,72 +1,65 @@
-"""Summaries of whole rows, for callers that cut time themselves, such as machines.
+"""Chunks and rows as segments of ``filtering/segment.py``: what they do to whatever enters them.
 
-An engine may have its own (``Engine.maps``); the others get what is here: plain torch operations on
-any device, all chunks of 64 tokens at once, without ever holding ``[B, T, N, D]``.
+All chunks of 64 tokens at once and token by token, without ever holding ``[B, T, N, D]``. The
+engines here cut time by them; ``filter_map`` and ``adjoint_map`` give those of whole rows to
+callers that cut time themselves, such as machines, for every engine that has none of its own.
 """
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from kalman_attention.filtering import moment
 from kalman_attention.filtering.evidence import token_evidence
 from kalman_attention.filtering.moment import KLAState
-from kalman_attention.filtering.stretch import AdjointMap, FilterMap
+from kalman_attention.filtering.segment import AdjointMap, FilterMap
 from kalman_attention.ops.contract import CHUNK, ScanInputs
-from kalman_attention.ops.engines import ENGINES
+from kalman_attention.ops.torch.replay import Adjoint, Step, replay, sources
 from kalman_attention.ops.torch.rows import Rows, to_rows
 
 Map = TypeVar("Map", FilterMap, AdjointMap)
 
 
-def filter_map(inputs: ScanInputs, engine: str) -> FilterMap:
+def filter_map(inputs: ScanInputs) -> FilterMap:
     """What the tokens of every row do to the belief before them.
 
     Args:
         inputs: of a scan; q and the belief are not read.
-        engine: whose arithmetic to use.
 
     Returns:
         Entries ``[R, N, D]`` in the compute dtype.
     """
-    if ENGINES[engine].maps:
-        return ENGINES[engine].load_maps().filter_map(inputs)
     rows = to_rows(inputs)
-    found = _combined(_chunk_filters(rows), rows.state_0.mean)
+    found = _combined(chunk_filters(rows), rows.state_0.mean)
     return FilterMap(*(x.to(inputs.compute_dtype) for x in found))
 
 
 def adjoint_map(
-    inputs: ScanInputs,
-    checkpoints: Tensor,
-    dy: Tensor | None,
-    dy_var: Tensor | None,
-    engine: str,
+    inputs: ScanInputs, checkpoints: Tensor, dy: Tensor | None, dy_var: Tensor | None
 ) -> AdjointMap:
-    """What the tokens of every row do to the gradients by the belief after them.
+    """What the tokens of every row do to the gradients of the belief after them.
 
     Args:
         inputs: of the scan.
         checkpoints: what it saved.
-        dy: gradient by y, or None for 0.
-        dy_var: gradient by y_var, or None for 0.
-        engine: whose arithmetic to use.
+        dy: gradient of y, or None for 0.
+        dy_var: gradient of y_var, or None for 0.
 
     Returns:
         Entries ``[R, N, D]`` in the compute dtype.
     """
-    if ENGINES[engine].maps:
-        return ENGINES[engine].load_maps().adjoint_map(inputs, checkpoints, dy, dy_var)
     rows = to_rows(inputs)
     dtype = rows.v.dtype
-    sources = [None if g is None else rows.layout.gather(g, dtype) for g in (dy, dy_var)]
-    maps = _chunk_adjoints(rows, rows.layout.load(checkpoints, dtype), *sources)
+    dy, dy_var = (None if g is None else rows.layout.gather(g, dtype) for g in (dy, dy_var))
+    starts = rows.layout.load(checkpoints, dtype)
+    added = sources(rows, dy, dy_var)
+    maps = chunk_adjoints(replay(rows, starts), added, rows.a_bar, starts)
     found = _combined(maps, rows.state_0.mean)
     return AdjointMap(*(x.to(inputs.compute_dtype) for x in found))
 
 
-def _chunk_filters(rows: Rows) -> FilterMap:
+def chunk_filters(rows: Rows) -> FilterMap:
     """Maps of all chunks, ``[R, C, N, D]``."""
     R, C, _, N = rows.k.shape
     total = FilterMap.identity_like(rows.v.new_empty(R, C, N, rows.v.shape[-1]))
@@ -76,23 +69,13 @@ def _chunk_filters(rows: Rows) -> FilterMap:
     return total
 
 
-def _chunk_adjoints(
-    rows: Rows, starts: KLAState, dy: Tensor | None, dy_var: Tensor | None
+def chunk_adjoints(
+    steps: Iterable[Step], added: Iterable[Adjoint], a_bar: Tensor, starts: KLAState
 ) -> AdjointMap:
-    """Maps of all chunks, ``[R, C, N, D]``, with the filter running along from their beliefs."""
-    state, a_bar = starts, rows.a_bar
+    """Maps of all chunks, ``[R, C, N, D]``, from their steps and what their outputs add."""
     total = AdjointMap.identity_like(starts.mean)
-    zero = torch.zeros_like(starts.mean)
-    for t in range(CHUNK):
-        phi, b = token_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
-        q, real = rows.q[:, :, t].unsqueeze(-1), rows.real[:, :, t]
-        prior = moment.predict(state, a_bar, rows.p_bar)
-        r = moment.retention(prior.variance, phi)
-        dmu = zero if dy is None else q * dy[:, :, t].unsqueeze(-2)
-        ds = zero if dy_var is None else q * q * dy_var[:, :, t].unsqueeze(-2)
-        total = _where(real, total.then(a_bar, r, b - phi * prior.mean, dmu, ds), total)
-        new = moment.update(prior, phi, b)
-        state = KLAState(*(torch.where(real, x, y) for x, y in zip(new, state, strict=True)))
+    for step, own in zip(steps, added, strict=True):
+        total = _where(step.real, total.then(a_bar, step.r, step.e, own.dmu, own.ds), total)
     return total
 
 

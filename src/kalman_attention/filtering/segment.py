@@ -1,16 +1,20 @@
-r"""What a stretch of tokens does to whatever enters it, in numbers that need no rescaling.
+r"""What a segment of tokens does to whatever enters it, in numbers that need no rescaling.
 
-The projective map of ``projective``, divided by its entry ww, is known by five numbers per slot and
-channel: the belief (s, mu) that a start in the certain state 0 ends in, the gain A that is left of
-another start, and what the tokens say about that start: precision J and information eta. For the
-seven entries: xw = s, uw = mu, ww = 1, wx = J, uu = A, xx = A^2 + s J, ux = A eta + mu J. A belief
-(s_0, mu_0) that enters comes out as
+This is what lets time be cut, over chunks, threads or machines: summarise the segments side by
+side, carry the belief from one to the next, then filter each of them exactly.
+
+**Derivation.** One step is a linear map of homogeneous coordinates (``projective``), so a segment
+is one too, and only its direction counts. Divide its seven entries by ww, which is at least 1. What
+is left is known by five numbers per slot and channel: the belief (s, mu) that a start in the
+certain state 0 ends in, the gain A that is left of another start, and what the tokens say about
+that start: precision J and information eta. For the entries: xw = s, uw = mu, ww = 1, wx = J,
+uu = A, xx = A^2 + s J, ux = A eta + mu J. A belief (s_0, mu_0) that enters comes out as
 
 .. math:: s' = s + \frac{A^2 s_0}{1 + J s_0}, \qquad
           \mu' = \mu + \frac{A (\mu_0 + s_0 \eta)}{1 + J s_0}.
 
 All five are bounded by themselves, so nothing has to be divided out, and the two entries that
-would have to be rebuilt from others are never needed. Given the beliefs, the adjoint of a stretch
+would have to be rebuilt from others are never needed. Given the beliefs, the adjoint of a segment
 is affine and known by four numbers. Both are built forward in time, a token at a time.
 """
 
@@ -20,11 +24,12 @@ import torch
 from torch import Tensor
 
 from kalman_attention._typing import Belief, Dynamics
+from kalman_attention.filtering import moment
 from kalman_attention.filtering.moment import KLAState
 
 
 class FilterMap(NamedTuple):
-    """From the belief before a stretch to the belief after it, entries ``[..., N, D]``."""
+    """From the belief before a segment to the belief after it, entries ``[..., N, D]``."""
 
     s: Tensor
     mu: Tensor
@@ -40,17 +45,16 @@ class FilterMap(NamedTuple):
 
     def then(self, a_bar: Dynamics, p_bar: Dynamics, phi: Belief, b: Belief) -> "FilterMap":
         """This map followed by one token: the filter itself, and what becomes of the start."""
-        P = a_bar * (a_bar * self.s) + p_bar
-        r = 1.0 / (1.0 + phi * P)
-        e = b - phi * (a_bar * self.mu)  # what the token says beyond the prediction
+        prior = moment.predict(KLAState(self.mu, self.s), a_bar, p_bar)
+        new = moment.update(prior, phi, b)
         before = a_bar * self.gain
-        gain = r * before
+        gain = moment.retention(prior.variance, phi) * before
         return FilterMap(
-            s=P * r,
-            mu=a_bar * self.mu + P * r * e,
+            s=new.variance,
+            mu=new.mean,
             gain=gain,
             J=self.J + phi * before * gain,
-            eta=self.eta + gain * e,
+            eta=self.eta + gain * moment.innovation(prior.mean, phi, b),
         )
 
     def compose(self, earlier: "FilterMap") -> "FilterMap":
@@ -65,7 +69,7 @@ class FilterMap(NamedTuple):
         )
 
     def apply(self, state: KLAState) -> KLAState:
-        """Belief after the stretch, from the belief before it."""
+        """Belief after the segment, from the belief before it."""
         scale = 1.0 / (1.0 + self.J * state.variance)
         return KLAState(
             mean=self.mu + self.gain * ((state.mean + state.variance * self.eta) * scale),
@@ -74,10 +78,10 @@ class FilterMap(NamedTuple):
 
 
 class AdjointMap(NamedTuple):
-    """From gradients by the belief after a stretch to those by the belief before it.
+    """From gradients by the belief after a segment to those by the belief before it.
 
     dmu -> gain dmu + dmu_0 and ds -> gain^2 ds + cross dmu + ds_0, entries ``[..., N, D]``: dmu_0
-    and ds_0 come from the gradients by the outputs of the stretch.
+    and ds_0 come from the gradients by the outputs of the segment.
     """
 
     gain: Tensor
@@ -122,7 +126,7 @@ class AdjointMap(NamedTuple):
         )
 
     def apply(self, dmu: Belief, ds: Belief) -> tuple[Belief, Belief]:
-        """Gradients by mean and variance before the stretch, from those after it."""
+        """Gradients by mean and variance before the segment, from those after it."""
         return (
             self.gain * dmu + self.dmu_0,
             self.gain * (self.gain * ds) + self.cross * dmu + self.ds_0,

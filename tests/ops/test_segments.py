@@ -1,17 +1,14 @@
-"""Summaries of stretches: the filter and its adjoint from any start, without the tokens."""
+"""Summaries of rows: the filter and its adjoint from any start, without the tokens."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from kalman_attention import KLAState
-from kalman_attention.filtering.projective import Projective
-from kalman_attention.filtering.stretch import AdjointMap, FilterMap
 from kalman_attention.ops import cpu
-from kalman_attention.ops.contract import ScanInputs
+from kalman_attention.ops.contract import MapEngineModule, ScanInputs
 from kalman_attention.ops.engines import ENGINES
 from kalman_attention.ops.reference import kla_scan_ref
-from kalman_attention.ops.torch.segments import adjoint_map, filter_map
 
 REASON = cpu.why_not()
 NAMES = [
@@ -40,6 +37,10 @@ def masked(inputs: ScanInputs) -> ScanInputs:
     return inputs._replace(mask=torch.rand(inputs.v.shape[:2], generator=generator) > 0.4)
 
 
+def maps_of(engine: str) -> MapEngineModule:
+    return ENGINES[engine].load_maps()
+
+
 def reference(inputs: ScanInputs):
     state = KLAState(inputs.mean_0, inputs.variance_0)
     return kla_scan_ref(*inputs[:6], state=state, mask=inputs.mask, return_variance=True)
@@ -57,7 +58,7 @@ def assert_close(got, wanted, tolerance=1e-12):
 def test_the_map_of_a_row_filters_it(engine, T, padded):
     inputs = draw(2, T, 3, 5)
     inputs = masked(inputs) if padded else inputs
-    found = filter_map(inputs, engine).apply(KLAState(inputs.mean_0, inputs.variance_0))
+    found = maps_of(engine).filter_map(inputs).apply(KLAState(inputs.mean_0, inputs.variance_0))
     assert_close(found, reference(inputs).state)
 
 
@@ -75,9 +76,9 @@ def test_the_map_of_the_adjoint_pulls_any_gradient_back(engine, T, padded):
     total = outputs + sum((w * x).sum() for w, x in zip(ends, out.state, strict=True))
     wanted = torch.autograd.grad(total, first)
     saved = ENGINES[engine].load().forward(inputs, return_variance=True, save=True).checkpoints
-    found = adjoint_map(inputs, saved, *weights, engine).apply(*ends)
+    found = maps_of(engine).adjoint_map(inputs, saved, *weights).apply(*ends)
     assert_close(found, wanted, 1e-11)
-    no_outputs = adjoint_map(inputs, saved, None, None, engine)
+    no_outputs = maps_of(engine).adjoint_map(inputs, saved, None, None)
     assert not no_outputs.dmu_0.any()
     assert not no_outputs.ds_0.any()
 
@@ -88,32 +89,10 @@ def test_pieces_compose_to_the_whole(engine):
     parts = [(0, 1), (1, 1), (1, 70), (70, 100)]
     pieces = [inputs._replace(**{f: getattr(inputs, f)[:, i:j] for f in ("q", "k", "v", "lam_v")})
               for i, j in parts]  # fmt: skip
-    whole = filter_map(pieces[0], engine)
+    whole = maps_of(engine).filter_map(pieces[0])
     for piece in pieces[1:]:
-        whole = filter_map(piece, engine).compose(whole)
-    assert_close(whole, filter_map(inputs, engine))
-
-
-def test_the_adjoint_maps_compose():
-    generator = torch.Generator().manual_seed(0)
-    one, two = (AdjointMap(*torch.randn(4, 7, generator=generator)) for _ in range(2))
-    x = torch.randn(2, 7, generator=generator)
-    assert_close(two.compose(one).apply(*x), one.apply(*two.apply(*x)), 1e-6)
-
-
-def test_five_numbers_are_the_seven_of_the_projective_map():
-    inputs = draw(1, 20, 3, 5)
-    whole = Projective.identity_like(inputs.mean_0)
-    for t in range(20):
-        phi = inputs.k[:, t].square().unsqueeze(-1) * inputs.lam_v[:, t].unsqueeze(-2)
-        b = inputs.k[:, t].unsqueeze(-1) * (inputs.lam_v * inputs.v)[:, t].unsqueeze(-2)
-        whole = whole.then(inputs.a_bar, inputs.p_bar, phi, b).normalise()
-    m = filter_map(inputs, "associative")
-    one = torch.ones_like(m.s)
-    seven = Projective(
-        m.gain**2 + m.s * m.J, m.s, m.J, one, m.gain * m.eta + m.mu * m.J, m.mu, m.gain
-    )
-    assert_close(seven, whole)
+        whole = maps_of(engine).filter_map(piece).compose(whole)
+    assert_close(whole, maps_of(engine).filter_map(inputs))
 
 
 @pytest.mark.parametrize("engine", NAMES)
@@ -121,13 +100,6 @@ def test_no_noise_and_float32(engine):
     inputs = draw(2, 300, 3, 5)
     inputs = inputs._replace(p_bar=torch.zeros_like(inputs.p_bar))
     short = ScanInputs(*(x if x is None else x.float() for x in inputs))
-    found = filter_map(short, engine)
+    found = maps_of(engine).filter_map(short)
     assert found.s.dtype == torch.float32
-    assert_close(found, filter_map(inputs, engine), 2e-5)
-
-
-def test_no_token_changes_nothing():
-    x = torch.randn(3)
-    state = KLAState(torch.randn(3), torch.rand(3))
-    assert_close(FilterMap.identity_like(x).apply(state), state, 0.0)
-    assert_close(AdjointMap.identity_like(x).apply(*state), state, 0.0)
+    assert_close(found, maps_of(engine).filter_map(inputs), 2e-5)

@@ -1,0 +1,68 @@
+"""The steps of a scan once more, from the beliefs that it saved, for those that walk back."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kalman_attention.filtering import moment
+from kalman_attention.filtering.evidence import token_evidence
+from kalman_attention.filtering.moment import KLAState
+from kalman_attention.ops.contract import CHUNK
+from kalman_attention.ops.torch.rows import Rows
+
+
+class Step(NamedTuple):
+    """What the adjoint of one token needs, ``[R, C, N, D]`` each (for all chunks at once).
+
+    Attributes:
+        mean: posterior mean mu'.
+        variance: posterior variance s'.
+        mean_prev: mean before the token, mu.
+        variance_prev: variance before the token, s.
+        r: retention.
+        e: what the token says beyond the prediction, b - phi a mu.
+        real: where there is a token.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    mean_prev: Tensor
+    variance_prev: Tensor
+    r: Tensor
+    e: Tensor
+    real: Tensor
+
+
+class Adjoint(NamedTuple):
+    """Gradients of the belief at one point in time, ``[R, C, N, D]`` or ``[R, N, D]``."""
+
+    dmu: Tensor
+    ds: Tensor
+
+
+def replay(rows: Rows, starts: KLAState) -> Iterator[Step]:
+    """The steps of all chunks at once, token by token, from their first beliefs."""
+    state = starts
+    for t in range(CHUNK):
+        phi, b = token_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
+        real = rows.real[:, :, t]
+        prior = moment.predict(state, rows.a_bar, rows.p_bar)
+        new = moment.update(prior, phi, b)
+        new = KLAState(*(torch.where(real, x, y) for x, y in zip(new, state, strict=True)))
+        r = moment.retention(prior.variance, phi)
+        e = moment.innovation(prior.mean, phi, b)
+        yield Step(new.mean, new.variance, state.mean, state.variance, r, e, real)
+        state = new
+
+
+def sources(rows: Rows, dy: Tensor | None, dy_var: Tensor | None) -> Iterator[Adjoint]:
+    """What the outputs of every token add to the adjoint of its belief."""
+    zero = rows.v.new_zeros(())
+    for t in range(CHUNK):
+        q = rows.q[:, :, t].unsqueeze(-1)
+        yield Adjoint(
+            dmu=zero if dy is None else q * dy[:, :, t].unsqueeze(-2),
+            ds=zero if dy_var is None else q * q * dy_var[:, :, t].unsqueeze(-2),
+        )
