@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-triton test-hf-newest lint format bench gpu-compile gpu-report \
+.PHONY: help demo test test-triton test-hf-newest lint format bench fuzz gpu-compile gpu-report \
 	sanitize emulate-avx512 test-cuda sanitize-cuda clean
 
 help:            ## show this list
@@ -70,6 +70,11 @@ format: $(STAMP) ## rewrite the code in house style
 
 bench: $(STAMP)  ## speed of the engines on this machine
 	$(BIN)/kla bench scan
+
+CASES ?= 100000
+fuzz: $(STAMP)   ## random calls at the edges of the contract against the reference (CASES, SEED, ENGINE)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --cases $(CASES) --seed $(or $(SEED),0) \
+		--engine $(or $(ENGINE),cpu)
 
 gpu-compile: $(STAMP) ## compile the GPU engines without a GPU; registers, spills, shared memory
 	$(BIN)/kla check --compile --markdown runs/gpu-compile/resources.md

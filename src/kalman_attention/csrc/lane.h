@@ -11,69 +11,65 @@
 
 namespace kla {
 
+// The value of a token as the filter reads it: without evidence nothing is seen, so what is not a number
+// there reads as 0. (A number is kept: the gradient by lam_v needs it.)
+template <class V>
+KLA_LANE V seen(V v, V lam_v) {
+  return (lam_v == 0) & (v - v != 0) ? V{} : v;
+}
+
 template <class V>
 struct FilterStep {
   V s, mu;  // the new belief
   V r;      // 1 / (1 + phi P)
-  V e;      // the innovation, b - phi a mu
 };
 
-// What a token says beyond the prediction.
+// One token in moment form. P is a (a s) + p and never a^2 s + p: the rounding of a stored a^2 would
+// be the same in every step and add up. The mean is a sum of what is left of the prediction and what the
+// token brings, never the prediction and a correction: strong evidence would leave nothing but the
+// rounding of the prediction.
+template <class V>
+KLA_LANE FilterStep<V> filter_step(V a, V p, V phi, V b, V s, V mu) {
+  V P = a * (a * s) + p;
+  V r = 1 / (1 + phi * P);
+  return {P * r, (a * mu + P * b) * r, r};
+}
+
+// What a token says beyond the predicted mean m, as information.
 template <class V>
 KLA_LANE V innovation(V phi, V b, V m) {
   return b - phi * m;
 }
 
-// One token in moment form. P is a (a s) + p and never a^2 s + p: the rounding of a stored a^2 would
-// be the same in every step and add up.
+// What the new mean leaves of a value, v - k mu', without the difference of two numbers that agree the
+// better the stronger the evidence is.
 template <class V>
-KLA_LANE FilterStep<V> filter_step(V a, V p, V phi, V b, V s, V mu) {
-  V P = a * (a * s) + p;
-  V r = 1 / (1 + phi * P);
-  V s_new = P * r;
-  V m = a * mu;
-  V e = innovation(phi, b, m);
-  return {s_new, m + s_new * e, r, e};
-}
-
-// The belief after a token and nothing else: a quotient where filter_step has a reciprocal and a product.
-template <class V>
-KLA_LANE void filter_next(V a, V p, V phi, V b, V& s, V& mu) {
-  V P = a * (a * s) + p;
-  V m = a * mu;
-  s = P / (1 + phi * P);
-  mu = m + s * innovation(phi, b, m);
+KLA_LANE V remainder(V k, V v, V m, V r) {
+  return r * (v - k * m);
 }
 
 template <class V>
 struct FilterGrad {
   V dmu, ds;  // adjoints of the belief before the token
-  V da, dp, db, dphi;
+  V da, dp;
+  V db, dphi;  // of the information and the precision that the token brings
+  V dlam_v;    // sum of both, over k: what the slot adds to the gradient by lam_v
 };
 
-// Adjoint of filter_step. (s, mu) is the belief before the token and `next` what the step made of it;
-// dmu and ds are the adjoints of the new belief. No a^2 here either.
+// Adjoint of filter_step. (s, mu) is the belief before the token, `next` what the step made of it and rest
+// the remainder of its value; dmu and ds are the adjoints of the new belief. dlam_v is k (k dphi + v db), written
+// so that the two do not cancel under strong evidence. No a^2 here either, and no division by a.
 template <class V>
-KLA_LANE FilterGrad<V> filter_adjoint(V a, V s, V mu, const FilterStep<V>& next, V dmu, V ds) {
+KLA_LANE FilterGrad<V> filter_adjoint(V a, V k, V k2, V lam_v, V s, V mu, const FilterStep<V>& next, V rest,
+                                      V dmu, V ds) {
   V g = next.r * dmu;
-  V dP = next.r * (next.r * (ds + next.e * dmu));
+  V s_ds = next.s * ds;
+  V k_rest = k * (rest * dmu);
+  V dP = next.r * (next.r * ds + lam_v * k_rest);
   V a_dP = a * dP;
-  V dphi = -(next.s * (next.s * ds + next.mu * dmu));
-  return {a * g, a * a_dP, mu * g + s * (a_dP + a_dP), dP, next.s * dmu, dphi};
-}
-
-// filter_adjoint over stored steps, in fewer products. (s, mu) is the belief after the token, c = a r and e
-// are those of its step, and u = s ds + mu dmu. What is missing follows at the end of the walk, summed over the
-// beliefs before the tokens: a da = sum (mu dmu + 2 s ds) and a^2 dp = sum ds.
-template <class V>
-struct WalkGrad {
-  V dmu, ds;  // adjoints of the belief before the token
-  V db, dphi;
-};
-
-template <class V>
-KLA_LANE WalkGrad<V> walk_back(V c, V e, V s, V u, V dmu, V ds) {
-  return {c * dmu, c * (c * (ds + e * dmu)), s * dmu, -(s * u)};
+  V dphi = -(next.s * (next.mu * dmu + s_ds));
+  V dlam_v = next.s * (k_rest - k2 * s_ds);
+  return {a * g, a * a_dP, mu * g + s * (a_dP + a_dP), dP, next.s * dmu, dphi, dlam_v};
 }
 
 // A stretch of tokens as one linear map of (x, w, u), where s = x / w and mu = u / w: the matrix

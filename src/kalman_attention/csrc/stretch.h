@@ -22,7 +22,8 @@ KLA_LANE FilterMap<V> then_token(const FilterMap<V>& m, V a, V p, V phi, V b) {
   const auto next = filter_step<V>(a, p, phi, b, m.s, m.mu);
   V before = a * m.gain;
   V gain = next.r * before;
-  return {next.s, next.mu, gain, m.J + (phi * before) * gain, m.eta + gain * next.e};
+  V e = innovation<V>(phi, b, a * m.mu);
+  return {next.s, next.mu, gain, m.J + (phi * before) * gain, m.eta + gain * e};
 }
 
 // The belief after the stretch, from the belief (s, mu) before it.
@@ -40,7 +41,7 @@ struct AdjointMap {
   V gain, cross, dmu_0, ds_0;
 };
 
-// r and e are those of filter_step; dy and dy_var the gradients that the token adds to dmu and ds.
+// r is that of filter_step and e the innovation; dy and dy_var the gradients that the token adds to dmu and ds.
 template <class V>
 KLA_LANE AdjointMap<V> then_token(const AdjointMap<V>& m, V a, V r, V e, V dy, V dy_var) {
   V c = a * r;

@@ -170,7 +170,6 @@ struct Backward {
     if (last) clear_dynamics(r - wave.r0, d0, size);
     read(kA, p.a_bar, 0);
     read(kP, p.p_bar, 0);
-    x.state.copy_nonzero(kA, kANonzero, size);
     read(kDmu, last ? g.dmean : g.dmean_0, r);
     read(kDs, last ? g.dvariance : g.dvariance_0, r);
     for (int64_t c = end - 1; c >= wave.c0; --c) backward_chunk(wave, row, r, group, c, x);

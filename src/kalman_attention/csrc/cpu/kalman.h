@@ -24,7 +24,7 @@ struct Kalman {
       V lam_v[W], lv[W], y_acc[W], var_acc[W];
       for (int w = 0; w < W; ++w) {
         lam_v[w] = load_any<V>(lam.at(j, d + w * L));
-        lv[w] = lam_v[w] * load_any<V>(v.at(j, d + w * L));
+        lv[w] = lam_v[w] * seen<V>(load_any<V>(v.at(j, d + w * L)), lam_v[w]);
         y_acc[w] = var_acc[w] = V{};
       }
       const T *k = in.k + j * in.N, *k2 = in.k2 + j * in.N, *q = in.q + j * in.N;
@@ -33,12 +33,12 @@ struct Kalman {
         const V kn = splat(k[n]), k2n = splat(k2[n]), qn = splat(q[n]);
         for (int w = 0; w < W; ++w) {
           T* lane = x + w * L;
-          V s = load(lane + kS * X), mu = load(lane + kMu * X);
-          filter_next<V>(load(lane + kA * X), load(lane + kP * X), k2n * lam_v[w], kn * lv[w], s, mu);
-          store(lane + kS * X, s);
-          store(lane + kMu * X, mu);
-          y_acc[w] += qn * mu;
-          if (VAR) var_acc[w] += (qn * qn) * s;
+          const auto next = filter_step<V>(load(lane + kA * X), load(lane + kP * X), k2n * lam_v[w],
+                                           kn * lv[w], load(lane + kS * X), load(lane + kMu * X));
+          store(lane + kS * X, next.s);
+          store(lane + kMu * X, next.mu);
+          y_acc[w] += qn * next.mu;
+          if (VAR) var_acc[w] += (qn * qn) * next.s;
         }
       }
       for (int w = 0; w < W; ++w) {
@@ -86,13 +86,13 @@ struct Kalman {
         for (int w = 0; w < W; ++w) {
           T* lane = x + w * L;
           const int64_t at = j * in.pitch + d + w * L;
-          const V a = load(lane + kA * X);
-          const auto step = filter_step<V>(a, load(lane + kP * X), k2[n] * load(in.lam_v + at),
-                                           k[n] * load(in.lv + at), load(lane + kS * X),
-                                           load(lane + kMu * X));
+          const V a = load(lane + kA * X), mu = load(lane + kMu * X);
+          const V phi = k2[n] * load(in.lam_v + at), b = k[n] * load(in.lv + at);
+          const auto step = filter_step<V>(a, load(lane + kP * X), phi, b, load(lane + kS * X), mu);
+          const V e = innovation<V>(phi, b, a * mu);
           const AdjointMap<V> map{load(lane + kGain * X), load(lane + kCross * X),
                                   load(lane + kDmu0 * X), load(lane + kDs0 * X)};
-          const auto next = then_token<V>(map, a, step.r, step.e, q[n] * load(dy + at),
+          const auto next = then_token<V>(map, a, step.r, e, q[n] * load(dy + at),
                                           (q[n] * q[n]) * load(dy_var + at));
           store(lane + kS * X, step.s);
           store(lane + kMu * X, step.mu);
@@ -117,10 +117,11 @@ struct Kalman {
       memcpy(first + kPathMu * X, state.at(d, n0 + n, kMu), X * sizeof(T));
     }
     for (int64_t j = 0; j < in.count; ++j, path += step) {
-      V lam_v[W], lv[W];
+      V v[W], lam_v[W], lv[W];
       for (int w = 0; w < W; ++w) {
         lam_v[w] = load_any<V>(rows.lam_v.at(j, d + w * L));
-        lv[w] = lam_v[w] * load_any<V>(rows.v.at(j, d + w * L));
+        v[w] = seen<V>(load_any<V>(rows.v.at(j, d + w * L)), lam_v[w]);
+        lv[w] = lam_v[w] * v[w];
       }
       rows.prefetch_replay(j, d + X);
       const T *k = in.k + j * in.N + n0, *k2 = in.k2 + j * in.N + n0, *x = state.at(d, n0, 0);
@@ -130,20 +131,20 @@ struct Kalman {
         for (int w = 0; w < W; ++w) {
           const T* lane = x + w * L;
           T *now = at + w * L, *after = now + step;
-          const V a = load(lane + kANonzero * X);
+          const V a = load(lane + kA * X), mu = load(now + kPathMu * X);
           const auto next = filter_step<V>(a, load(lane + kP * X), k2n * lam_v[w], kn * lv[w],
-                                           load(now + kPathS * X), load(now + kPathMu * X));
+                                           load(now + kPathS * X), mu);
           store(after + kPathS * X, next.s);
           store(after + kPathMu * X, next.mu);
-          store(now + kPathC * X, a * next.r);
-          store(now + kPathE * X, next.e);
+          store(now + kPathR * X, next.r);
+          store(now + kPathRest * X, remainder<V>(kn, v[w], a * mu, next.r));
         }
       }
     }
   }
 
-  // Walks the chunk backwards. acc_v collects sum_n k db, acc_lam sum_n k^2 dphi; dv and dlam_v follow
-  // from them once all slots are in. `first` is set for the first tile of a unit.
+  // Walks the chunk backwards. acc_v collects sum_n k db, acc_lam what the slots add to dlam_v. `first` is set
+  // for the first tile of a unit.
   template <class T, int W, bool VAR, int SLOTS>
   static void adjoint(const Stage<T>& in, const ChannelRows<T>& rows, const Tiles<T, W>& state, int64_t d,
                       int64_t n0, int64_t n1, const T* path, bool first, Sums<T>& sums) {
@@ -151,11 +152,10 @@ struct Kalman {
     constexpr int L = kLanes<T>, X = W * L;
     const int64_t slots = SLOTS ? SLOTS : n1 - n0, step = slots * kPathFields * X;
     for (int64_t j = in.count - 1; j >= 0; --j) {
-      V v[W], lam_v[W], lv[W], dy[W], dy_var[W], acc_v[W], acc_lam[W];
+      V lam_v[W], lv[W], dy[W], dy_var[W], acc_v[W], acc_lam[W];
       for (int w = 0; w < W; ++w) {
-        v[w] = load_any<V>(rows.v.at(j, d + w * L));
         lam_v[w] = load_any<V>(rows.lam_v.at(j, d + w * L));
-        lv[w] = lam_v[w] * v[w];
+        lv[w] = lam_v[w] * seen<V>(load_any<V>(rows.v.at(j, d + w * L)), lam_v[w]);
         dy[w] = load_any<V>(rows.dy.at(j, d + w * L));
         dy_var[w] = VAR ? load_any<V>(rows.dy_var.at(j, d + w * L)) : V{};
       }
@@ -170,55 +170,29 @@ struct Kalman {
         for (int w = 0; w < W; ++w) {
           T* lane = x + w * L;
           const T *now = at + w * L, *after = now + step;
-          const V s = load(after + kPathS * X), mu = load(after + kPathMu * X);
-          V ds = load(lane + kDs * X), dmu = load(lane + kDmu * X);
-          const V mu_dmu = mu * dmu, s_ds = s * ds, dy_mu = dy[w] * mu;
-          store(lane + kDa * X, load(lane + kDa * X) + ((mu_dmu + s_ds) + s_ds));
-          V u = (mu_dmu + s_ds) + qn * dy_mu;
-          dq += dy_mu;
-          dmu += qn * dy[w];
+          const FilterStep<V> next{load(after + kPathS * X), load(after + kPathMu * X), load(now + kPathR * X)};
+          V ds = load(lane + kDs * X);
+          const V dmu = load(lane + kDmu * X) + qn * dy[w];
+          dq += dy[w] * next.mu;
           if (VAR) {
-            const V dy_s = dy_var[w] * s;
-            u += (qn * qn) * dy_s;
-            dq += (2 * qn) * dy_s;
+            dq += (2 * qn) * (dy_var[w] * next.s);
             ds += (qn * qn) * dy_var[w];
           }
-          const auto g = walk_back<V>(load(now + kPathC * X), load(now + kPathE * X), s, u, dmu, ds);
+          const auto g = filter_adjoint<V>(load(lane + kA * X), kn, k2n, lam_v[w], load(now + kPathS * X),
+                                           load(now + kPathMu * X), next, load(now + kPathRest * X), dmu, ds);
           store(lane + kDmu * X, g.dmu);
           store(lane + kDs * X, g.ds);
-          store(lane + kDp * X, load(lane + kDp * X) + g.ds);
+          store(lane + kDa * X, load(lane + kDa * X) + g.da);
+          store(lane + kDp * X, load(lane + kDp * X) + g.dp);
           acc_v[w] += kn * g.db;
-          acc_lam[w] += k2n * g.dphi;
+          acc_lam[w] += g.dlam_v;
           lv_db += lv[w] * g.db;
           lam_dphi += lam_v[w] * g.dphi;
         }
         sums.add_slot(slot + n, first, lv_db + 2 * kn * lam_dphi, dq);
       }
-      // The belief after the chunk is the one before the next: there its part of da is counted.
-      if (j == in.count - 1)
-        for (int64_t n = 0; n < slots; ++n) memset(state.at(d, n0 + n, kDa), 0, X * sizeof(T));
-      sums.template store_token<W>(j, d, n1 == in.N, acc_v, acc_lam, v, lam_v, rows);
+      sums.template store_token<W>(j, d, n1 == in.N, acc_v, acc_lam, lam_v, rows);
     }
-    if (in.count) finish_dynamics<T, W>(state, d, n0, slots, path);
-  }
-
-  // Adds the first belief of the chunk to da and divides da and dp by the powers of a that they carry. The
-  // chunk was walked with a tiny a in place of 0, which leaves one factor too many in the adjoints.
-  template <class T, int W>
-  static void finish_dynamics(const Tiles<T, W>& state, int64_t d, int64_t n0, int64_t slots, const T* path) {
-    using V = Vec<T>;
-    constexpr int L = kLanes<T>, X = W * L;
-    for (int64_t n = 0; n < slots; ++n, path += kPathFields * X)
-      for (int w = 0; w < W; ++w) {
-        T* lane = state.at(d, n0 + n, 0) + w * L;
-        const V a = load(lane + kANonzero * X), ratio = load(lane + kA * X) / a;
-        const V dmu = load(lane + kDmu * X), ds = load(lane + kDs * X);
-        const V mu_dmu = load(path + kPathMu * X + w * L) * dmu, s_ds = load(path + kPathS * X + w * L) * ds;
-        store(lane + kDa * X, (load(lane + kDa * X) + (mu_dmu + 2 * s_ds)) / a);
-        store(lane + kDp * X, load(lane + kDp * X) / a / a);
-        store(lane + kDmu * X, ratio * dmu);
-        store(lane + kDs * X, ratio * (ratio * ds));
-      }
   }
 };
 

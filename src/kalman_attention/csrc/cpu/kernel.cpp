@@ -42,38 +42,42 @@ struct AdjointMapCall {
   }
 };
 
+// Vectors per tile. Two hide the latency of the forward pass; a backward tile keeps its trajectory in L2, which
+// long vectors would fill with two.
+constexpr int kForwardWidth = 2, kBackwardWidth = KLA_VECTOR_BYTES == 64 ? 1 : 2;
+
 // Few slots need wide tiles to have enough independent chains.
-template <template <class, class, int> class Call, class M, class T, class... Args>
+template <template <class, class, int> class Call, int WIDTH, class M, class T, class... Args>
 int with_width(const kla_scan_params& p, const Args&... args) {
   if (p.N <= 2) return Call<M, T, 4>::run(p, args...);
-  return Call<M, T, 2>::run(p, args...);
+  return Call<M, T, WIDTH>::run(p, args...);
 }
 
-template <template <class, class, int> class Call, class... Args>
+template <template <class, class, int> class Call, int WIDTH, class... Args>
 int with_types(const kla_scan_params& p, const Args&... args) {
   const bool kalman = p.model == KLA_MODEL_KALMAN;
   if (p.compute == KLA_FLOAT64)
-    return kalman ? with_width<Call, Kalman, double>(p, args...)
-                  : with_width<Call, Linear, double>(p, args...);
-  return kalman ? with_width<Call, Kalman, float>(p, args...)
-                : with_width<Call, Linear, float>(p, args...);
+    return kalman ? with_width<Call, WIDTH, Kalman, double>(p, args...)
+                  : with_width<Call, WIDTH, Linear, double>(p, args...);
+  return kalman ? with_width<Call, WIDTH, Kalman, float>(p, args...)
+                : with_width<Call, WIDTH, Linear, float>(p, args...);
 }
 
 int forward(const kla_scan_params& p) {
   const bool one = p.T == 1 && p.cu_seqlens == nullptr && p.checkpoints == nullptr;
   if (one && p.model == KLA_MODEL_KALMAN)
     return p.compute == KLA_FLOAT64 ? run_step<double>(p) : run_step<float>(p);
-  return with_types<ForwardCall>(p);
+  return with_types<ForwardCall, kForwardWidth>(p);
 }
 
 int backward(const kla_scan_params& p, const kla_scan_grads& g) {
-  return with_types<BackwardCall>(p, g);
+  return with_types<BackwardCall, kBackwardWidth>(p, g);
 }
 
-int filter_map(const kla_scan_params& p, void* maps) { return with_types<FilterMapCall>(p, maps); }
+int filter_map(const kla_scan_params& p, void* maps) { return with_types<FilterMapCall, kForwardWidth>(p, maps); }
 
 int adjoint_map(const kla_scan_params& p, const kla_scan_grads& g, void* maps) {
-  return with_types<AdjointMapCall>(p, g, maps);
+  return with_types<AdjointMapCall, kForwardWidth>(p, g, maps);
 }
 
 }  // namespace

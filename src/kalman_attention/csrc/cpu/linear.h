@@ -98,7 +98,7 @@ struct Linear {
           T *now = at + w * L, *after = now + step;
           const V decay = exp<T>(dt[w] * load(x + w * L + kA * X));
           store(after + kPathMu * X, decay * load(now + kPathMu * X) + bn * dt_x[w]);
-          store(now + kPathC * X, decay);
+          store(now + kPathR * X, decay);
         }
       }
     }
@@ -131,7 +131,7 @@ struct Linear {
           T* lane = x + w * L;
           const T *now = at + w * L, *after = now + step;
           const V dh = load(lane + kDmu * X) + cn * dy[w];
-          const V dh_prev = load(now + kPathC * X) * dh;
+          const V dh_prev = load(now + kPathR * X) * dh;
           const V via_decay = load(now + kPathMu * X) * dh_prev;
           store(lane + kDmu * X, dh_prev);
           store(lane + kDa * X, load(lane + kDa * X) + dt[w] * via_decay);
@@ -142,7 +142,10 @@ struct Linear {
         }
         sums.add_slot(slot + n, first, db, dc);
       }
-      sums.template store_token<W>(j, d, n1 == in.N, acc_v, acc_lam, x_in, dt, rows);
+      const bool done = n1 == in.N;
+      if (done)
+        for (int w = 0; w < W; ++w) acc_lam[w] += x_in[w] * acc_v[w];
+      sums.template store_token<W>(j, d, done, acc_v, acc_lam, dt, rows);
     }
   }
 };

@@ -3,6 +3,7 @@
 #ifndef KLA_CPU_STAGE_H
 #define KLA_CPU_STAGE_H
 
+#include "../lane.h"
 #include "convert.h"
 #include "plan.h"
 
@@ -99,7 +100,7 @@ struct Stage {
     begin_chunk(p, row, chunk, size_);
     load_channels(p.v, row, d0, v);
     load_channels(p.lam_v, row, d0, lam_v);
-    for (int64_t i = 0; i < count * pitch; ++i) lv[i] = lam_v[i] * v[i];
+    for (int64_t i = 0; i < count * pitch; ++i) lv[i] = lam_v[i] * seen(v[i], lam_v[i]);
   }
 
   // The part of load_chunk that is common to all channels.

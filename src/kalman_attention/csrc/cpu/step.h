@@ -74,7 +74,7 @@ void step_task(const kla_scan_params& p, int64_t r, StepScratch<T>& x) {
     load_token(p.lam_v, p.D, x.lam_v);
     load_token(p.k, p.N, x.k);
     load_token(p.q, p.N, x.q);
-    for (int64_t d = 0; d < p.D; ++d) x.v[d] *= x.lam_v[d];
+    for (int64_t d = 0; d < p.D; ++d) x.v[d] = x.lam_v[d] * seen(x.v[d], x.lam_v[d]);
     p.y_var ? step_row<T, true>(p, r, x) : step_row<T, false>(p, r, x);
   }
   store_token(x.y, p.y);

@@ -13,7 +13,7 @@ namespace KLA_ISA_NAMESPACE {
 
 // What a task keeps per slot and channel: every pass the first four, and then what is its own.
 enum Field { kS, kMu, kA, kP, kForwardFields };
-enum BackwardField { kDmu = kForwardFields, kDs, kDa, kDp, kANonzero, kBackwardFields };
+enum BackwardField { kDmu = kForwardFields, kDs, kDa, kDp, kBackwardFields };
 enum SummaryField { kGain = kForwardFields, kJ, kEta, kCross = kJ, kDmu0, kDs0, kSummaryFields };
 
 // The channels of a group cut into tiles of W vectors; [tiles, N, fields, lanes of a tile]. The fields of
@@ -58,17 +58,6 @@ struct Tiles {
       for (int64_t n = 0; n < N; ++n) std::fill(at(d, n, field), at(d, n, field) + kTile, value);
   }
 
-  // Copies a field, with numbers of tiny magnitude in place of those that are smaller still.
-  void copy_nonzero(int from, int to, int64_t size) const {
-    constexpr T kTiny = sizeof(T) == 4 ? T(0x1p-30) : T(0x1p-100);
-    for (int64_t d = 0; d < size; d += kTile)
-      for (int64_t n = 0; n < N; ++n)
-        for (int i = 0; i < kTile; ++i) {
-          const T x = at(d, n, from)[i];
-          at(d, n, to)[i] = x < kTiny && x > -kTiny ? (x < 0 ? -kTiny : kTiny) : x;
-        }
-  }
-
   void store(int field, T* dst, int64_t D, int64_t d0, int64_t size) const {
     each(size, [&](int64_t n, int64_t d, auto count) {
       memcpy(dst + n * D + d0 + d, at(d, n, field), static_cast<size_t>(count) * sizeof(T));
@@ -86,8 +75,8 @@ struct Tiles {
 };
 
 // A chunk replayed for one tile and a block of slots, [chunk + 1, slots, 4, lanes of a tile]: the belief
-// before each token, and c = a r and e of its step.
-enum PathField { kPathS, kPathMu, kPathC, kPathE, kPathFields };
+// before each token, and r and the remainder of its step.
+enum PathField { kPathS, kPathMu, kPathR, kPathRest, kPathFields };
 
 // What the adjoint of a group collects over slots, tiles and tokens.
 template <class T>
@@ -109,16 +98,15 @@ struct Sums {
     }
   }
 
-  // dv = lam_v acc_v and dlam_v = acc_lam + v acc_v, when all slots are in.
+  // dv = lam_v acc_v and dlam_v = acc_lam, when all slots are in.
   template <int W>
-  KLA_METHOD void store_token(int64_t j, int64_t d, bool done, const Vec<T>* av,
-                                                  const Vec<T>* al, const Vec<T>* v, const Vec<T>* lam_v,
-                                                  const ChannelRows<T>& rows) const {
+  KLA_METHOD void store_token(int64_t j, int64_t d, bool done, const Vec<T>* av, const Vec<T>* al,
+                              const Vec<T>* lam_v, const ChannelRows<T>& rows) const {
     constexpr int L = kLanes<T>;
     for (int w = 0; w < W; ++w) {
       if (done) {
         store_any(rows.dv.at(j, d + w * L), lam_v[w] * av[w]);
-        store_any(rows.dlam_v.at(j, d + w * L), al[w] + v[w] * av[w]);
+        store_any(rows.dlam_v.at(j, d + w * L), al[w]);
       } else {
         store(acc_v + (j * W + w) * L, av[w]);
         store(acc_lam + (j * W + w) * L, al[w]);

@@ -31,15 +31,14 @@ struct Part {
   using At = BackwardLanes<T, GROUP>;
   T v[kPart<T>][At::kChannels], lam_v[kPart<T>][At::kChannels];
   T dy[kPart<T>][At::kChannels], dy_var[kPart<T>][At::kChannels];
-  T k_db[kPart<T>][At::kChannels], k2_dphi[kPart<T>][At::kChannels];  // sums over slots
+  T k_db[kPart<T>][At::kChannels], dlam[kPart<T>][At::kChannels];  // sums over slots
   T k[kPart<T>][At::kSlots], q[kPart<T>][At::kSlots];
   T slots[At::kWarps][kPart<T>][2 * At::kSlots];  // dk, then dq: sums over the channels of a warp
   T starts[kChunk / kPart<T>][2 * kBackwardSlots][kBackwardThreads<T>];
   bool real[kPart<T>];
 
   KLA_DEVICE void load_evidence(const Params& p, const At& at, Int t) {
-    at.stage_channels(p, p.v, t, v);
-    at.stage_channels(p, p.lam_v, t, lam_v);
+    at.stage_values(p, t, v, lam_v);
     at.stage_slots(p, p.k, t, k);
     at.stage_mask(p, t, real);
   }
@@ -60,17 +59,17 @@ struct Part {
       const int j = i / At::kChannels, c = i % At::kChannels;
       if (t + j >= at.segment.tokens || at.d0 + c >= p.D) continue;
       const Int here = at.dense(p, t + j) * p.D + at.d0 + c, there = p.B * p.T * p.D + here;
-      T db = T(0), dphi = T(0);
+      T db = T(0), sum = T(0);
       if (real[j]) {
         db = k_db[j][c] + (begun ? sums[here] : T(0));
-        dphi = k2_dphi[j][c] + (begun ? sums[there] : T(0));
+        sum = dlam[j][c] + (begun ? sums[there] : T(0));
       }
       if (done) {
         write(p.dv, p.v.dtype, here, real[j] ? lam_v[j][c] * db : T(0));
-        write(p.dlam_v, p.lam_v.dtype, here, real[j] ? dphi + v[j][c] * db : T(0));
+        write(p.dlam_v, p.lam_v.dtype, here, sum);
       } else {
         sums[here] = db;
-        sums[there] = dphi;
+        sums[there] = sum;
       }
     }
   }
@@ -106,9 +105,11 @@ template <class T>
 struct Path {
   T s[kPart<T> + 1][kBackwardSlots], mu[kPart<T> + 1][kBackwardSlots], r[kPart<T>][kBackwardSlots];
 
-  // Step j of slot i, as filter_step made it.
-  KLA_DEVICE FilterStep<T> step(int j, int i, T a, T phi, T b) const {
-    return {s[j + 1][i], mu[j + 1][i], r[j][i], innovation<T>(phi, b, a * mu[j][i])};
+  // The adjoint before step j of slot i, and what its inputs get, from the adjoint after it.
+  KLA_DEVICE FilterGrad<T> back(int j, int i, T a, T k, T v, T lam_v, T dmu, T ds) const {
+    const FilterStep<T> next = {s[j + 1][i], mu[j + 1][i], r[j][i]};
+    const T rest = remainder<T>(k, v, a * mu[j][i], next.r);
+    return filter_adjoint<T>(a, k, k * k, lam_v, s[j][i], mu[j][i], next, rest, dmu, ds);
   }
 };
 
@@ -160,30 +161,29 @@ KLA_DEVICE void adjoint(Part<T, GROUP>& part, const BackwardLanes<T, GROUP>& at,
   KLA_UNROLL
   for (int j = kPart<T> - 1; j >= 0; --j) {
     if (!part.real[j]) continue;
-    const T lam_v = part.lam_v[j][at.channel], lv = lam_v * part.v[j][at.channel];
+    const T lam_v = part.lam_v[j][at.channel], v = part.v[j][at.channel];
     const T dy = part.dy[j][at.channel], dy_var = VAR ? part.dy_var[j][at.channel] : T(0);
-    T over_slots[2] = {T(0), T(0)};        // sum k db, sum k^2 dphi
+    T over_slots[2] = {T(0), T(0)};        // sums of k db and dlam_v
     T over_channels[2 * kBackwardSlots];   // dk, then dq
     KLA_UNROLL
     for (int i = 0; i < kBackwardSlots; ++i) {
       const T k = part.k[j][at.slot + i], q = part.q[j][at.slot + i], s_new = path.s[j + 1][i];
       const T dmu = x.dmu[i] + q * dy, ds = VAR ? x.ds[i] + q * q * dy_var : x.ds[i];
-      const auto next = path.step(j, i, x.a[i], k * k * lam_v, k * lv);
-      const auto g = filter_adjoint<T>(x.a[i], path.s[j][i], path.mu[j][i], next, dmu, ds);
+      const auto g = path.back(j, i, x.a[i], k, v, lam_v, dmu, ds);
       x.dmu[i] = g.dmu;
       x.ds[i] = g.ds;
       x.da[i] += g.da;
       x.dp[i] += g.dp;
       over_slots[0] += k * g.db;
-      over_slots[1] += k * k * g.dphi;
-      over_channels[i] = lv * g.db + 2 * k * (lam_v * g.dphi);
+      over_slots[1] += g.dlam_v;
+      over_channels[i] = lam_v * (v * g.db + 2 * k * g.dphi);
       over_channels[kBackwardSlots + i] = dy * path.mu[j + 1][i];
       if (VAR) over_channels[kBackwardSlots + i] += 2 * q * (dy_var * s_new);
     }
     int first = OverSlots::run(over_slots, at.lane);
     if (OverSlots::owner(at.lane)) {
       if (first == 0) part.k_db[j][at.channel] = over_slots[0];
-      if (first + OverSlots::kKept == 2) part.k2_dphi[j][at.channel] = over_slots[1 - first];
+      if (first + OverSlots::kKept == 2) part.dlam[j][at.channel] = over_slots[1 - first];
     }
     first = OverChannels::run(over_channels, at.lane);
     if (OverChannels::owner(at.lane))
@@ -201,15 +201,12 @@ KLA_DEVICE void adjoint_map(const Part<T, GROUP>& part, const BackwardLanes<T, G
   KLA_UNROLL
   for (int j = kPart<T> - 1; j >= 0; --j) {
     if (!part.real[j]) continue;
-    const T lam_v = part.lam_v[j][at.channel], lv = lam_v * part.v[j][at.channel];
+    const T lam_v = part.lam_v[j][at.channel], v = part.v[j][at.channel];
     const T dy = part.dy[j][at.channel], dy_var = VAR ? part.dy_var[j][at.channel] : T(0);
     KLA_UNROLL
     for (int i = 0; i < kBackwardSlots; ++i) {
       const T k = part.k[j][at.slot + i], q = part.q[j][at.slot + i];
-      const auto next = path.step(j, i, x.a[i], k * k * lam_v, k * lv);
-      const auto back = [&](T dmu, T ds) {
-        return filter_adjoint<T>(x.a[i], path.s[j][i], path.mu[j][i], next, dmu, ds);
-      };
+      const auto back = [&](T dmu, T ds) { return path.back(j, i, x.a[i], k, v, lam_v, dmu, ds); };
       const auto own = back(x.dmu[i] + q * dy, VAR ? x.ds[i] + q * q * dy_var : x.ds[i]);
       const auto by_dmu = back(x.dmu_dmu[i], x.ds_dmu[i]), by_ds = back(T(0), x.ds_ds[i]);
       x.dmu[i] = own.dmu;

@@ -34,9 +34,7 @@ struct Tile {
   bool real[kTokens];
 
   KLA_DEVICE void load(const Params& p, const At& at, Int t) {
-    at.stage_channels(p, p.v, t, lv_y);
-    at.stage_channels(p, p.lam_v, t, lam_v_y_var);
-    // Each thread multiplies the entries that it has just written itself.
+    at.stage_values(p, t, lv_y, lam_v_y_var);
     KLA_ROLLED
     for (int i = at.thread; i < kTokens * At::kChannels; i += kForwardThreads)
       lv_y[i / At::kChannels][i % At::kChannels] *= lam_v_y_var[i / At::kChannels][i % At::kChannels];
@@ -195,7 +193,7 @@ KLA_DEVICE void step(const Params& p) {
     return read<T>(x.data, x.dtype, row * x.stride_b + i);
   };
   const T lam_v = inside && real ? token(p.lam_v, d) : T(0);
-  const T lv = inside && real ? lam_v * token(p.v, d) : T(0);
+  const T lv = inside && real ? lam_v * seen<T>(token(p.v, d), lam_v) : T(0);
   T y = 0, y_var = 0;
   for (Int n = warp; n < p.N && inside; n += kStepWarps) {
     const Int lane_at = n * p.D + d, at = row * p.N * p.D + lane_at;

@@ -69,6 +69,19 @@ struct Lanes {
     }
   }
 
+  // Values and their precisions. Each thread looks once more at the entries that it has just written itself.
+  template <class T, int ROWS>
+  KLA_DEVICE void stage_values(const Params& p, Int t, T (&v)[ROWS][kChannels],
+                               T (&lam_v)[ROWS][kChannels]) const {
+    stage_channels(p, p.v, t, v);
+    stage_channels(p, p.lam_v, t, lam_v);
+    KLA_ROLLED
+    for (int i = thread; i < ROWS * kChannels; i += THREADS) {
+      const int j = i / kChannels, c = i % kChannels;
+      v[j][c] = seen<T>(v[j][c], lam_v[j][c]);
+    }
+  }
+
   template <class T, int ROWS>
   KLA_DEVICE void stage_slots(const Params& p, const Array& x, Int t, T (&to)[ROWS][kSlots]) const {
     KLA_ROLLED

@@ -23,6 +23,7 @@ class Step(NamedTuple):
         variance_prev: variance before the token, s.
         r: retention.
         e: what the token says beyond the prediction, b - phi a mu.
+        rest: what the new mean leaves of the value, v - k mu'.
         real: where there is a token.
     """
 
@@ -32,6 +33,7 @@ class Step(NamedTuple):
     variance_prev: Tensor
     r: Tensor
     e: Tensor
+    rest: Tensor
     real: Tensor
 
 
@@ -53,7 +55,9 @@ def replay(rows: Rows, starts: KLAState) -> Iterator[Step]:
         new = KLAState(*(torch.where(real, x, y) for x, y in zip(new, state, strict=True)))
         r = moment.retention(prior.variance, phi)
         e = moment.innovation(prior.mean, phi, b)
-        yield Step(new.mean, new.variance, state.mean, state.variance, r, e, real)
+        k = rows.k[:, :, t].unsqueeze(-1)
+        rest = r * (rows.v[:, :, t].unsqueeze(-2) - k * prior.mean)
+        yield Step(new.mean, new.variance, state.mean, state.variance, r, e, rest, real)
         state = new
 
 

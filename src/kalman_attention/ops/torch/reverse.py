@@ -8,7 +8,9 @@ with dmu', ds' the adjoints of the new belief,
     dphi = -s' (s' ds' + mu' dmu')
     db   = s' dmu'
 
-and dmu = a r dmu', ds = a^2 dP carry on to the token before. The recursion is affine in the
+and dmu = a r dmu', ds = a^2 dP carry on to the token before. The gradient of lam_v is the sum of
+k^2 dphi and k v db over slots; the two cancel under strong evidence, so it is taken as the sum of
+k s' (o dmu' - k s' ds') with o = r (v - k m) = v - k mu'. The recursion is affine in the
 adjoints, so chunks run side by side here too: find the adjoint map of every chunk, pass the adjoint
 from chunk to chunk, then pull what truly arrives through each of them.
 
@@ -94,14 +96,14 @@ def _accumulate(
         dmu = torch.where(step.real, after.dmu, 0.0)
         ds = torch.where(step.real, after.ds, 0.0)
         db = step.variance * dmu
-        dphi = -step.variance * (step.variance * ds + step.mean * dmu)
+        s_ds = step.variance * ds
+        dphi = -step.variance * (s_ds + step.mean * dmu)
         da += (step.mean_prev * (step.r * dmu) + 2.0 * a_bar * step.variance_prev * dP).sum((0, 1))
         dp += dP.sum((0, 1))
         k = rows.k[:, :, t].unsqueeze(-1)
         v, lam_v = rows.v[:, :, t].unsqueeze(-2), rows.lam_v[:, :, t].unsqueeze(-2)
-        k_db = (k * db).sum(-2)
-        dv[:, :, t] = rows.lam_v[:, :, t] * k_db
-        dlam_v[:, :, t] = (k * k * dphi).sum(-2) + rows.v[:, :, t] * k_db
+        dv[:, :, t] = rows.lam_v[:, :, t] * (k * db).sum(-2)
+        dlam_v[:, :, t] = (k * step.variance * (step.rest * dmu - k * s_ds)).sum(-2)
         dk[:, :, t] = (lam_v * (2.0 * k * dphi + v * db)).sum(-1)
         if dy is not None:
             dq[:, :, t] += (step.mean * dy[:, :, t].unsqueeze(-2)).sum(-1)

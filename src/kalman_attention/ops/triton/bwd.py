@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs
 from kalman_attention.ops.raw import dense, rows
-from kalman_attention.ops.triton.lane import filter_adjoint, filter_step, pull_back
+from kalman_attention.ops.triton.lane import filter_adjoint, filter_step, pull_back, remainder
 from kalman_attention.ops.triton.launch import OPTIONS, Tokens, on_device, prepare
 from kalman_attention.ops.triton.place import (
     chunks_of,
@@ -151,24 +151,24 @@ def adjoint_kernel(
                     dvar_d = read(dy_var, dvar_b, dvar_t, b, t, d, in_d, DTYPE)
                     ds += (query * query)[:, None] * dvar_d[None, :]
                     dq_n += 2.0 * query * tl.sum(s_new * dvar_d[None, :], axis=1)
-                dmu_back, ds_back, da_t, dp_t, db, dphi = filter_adjoint(
-                    a, phi, info, s, mu, s_new, r, dmu, ds
+                rest = remainder(key, value, a, mu, r)
+                dmu_back, ds_back, da_t, dp_t, db, dphi, dlam = filter_adjoint(
+                    a, key, precision, s, mu, s_new, mu_new, r, rest, dmu, ds
                 )
                 dmu, ds = tl.where(real, dmu_back, dmu), tl.where(real, ds_back, ds)
                 if maps is None:
                     da += tl.where(real, da_t, 0.0)
                     dp += tl.where(real, dp_t, 0.0)
                     sum_db = tl.sum(key[:, None] * db, axis=0)
-                    sum_dphi = tl.sum((key * key)[:, None] * dphi, axis=0)
                     lv = precision * value
                     dk_nd = lv[None, :] * db + (2.0 * key)[:, None] * (precision[None, :] * dphi)
                     tl.store(dv + (b * T + t) * D + d, precision * sum_db, mask=has_d)
-                    tl.store(dlam_v + (b * T + t) * D + d, sum_dphi + value * sum_db, mask=has_d)
+                    tl.store(dlam_v + (b * T + t) * D + d, tl.sum(dlam, axis=0), mask=has_d)
                     slot = ((block * B + b) * T + t) * N + n
                     tl.store(dk + slot, tl.sum(dk_nd, axis=1), mask=has_n)
                     tl.store(dq + slot, dq_n, mask=has_n)
                 else:
-                    mm_back, sm_back = pull_back(a, phi, info, mu, r, mm, sm)
+                    mm_back, sm_back = pull_back(a, key, precision, r, rest, mm, sm)
                     mm, sm = tl.where(real, mm_back, mm), tl.where(real, sm_back, sm)
                     ss = tl.where(real, a * (a * (r * (r * ss))), ss)
             tl.debug_barrier()

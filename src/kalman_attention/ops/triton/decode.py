@@ -4,7 +4,7 @@ import torch
 import triton.language as tl
 
 from kalman_attention.ops.contract import ScanInputs, ScanResult
-from kalman_attention.ops.triton.lane import filter_step
+from kalman_attention.ops.triton.lane import filter_step, seen
 from kalman_attention.ops.triton.launch import OPTIONS, on_device
 from kalman_attention.ops.triton.place import evidence, kernel, lanes_of, locate
 from kalman_attention.ops.triton.schedule import FORWARD_LANES, cut, lanes_for
@@ -32,7 +32,7 @@ def step_kernel(
     query = tl.load(q + row * q_b + n, mask=in_n, other=0.0).to(DTYPE)
     a = tl.load(a_bar + at, mask=has, other=0.0)
     p = tl.load(p_bar + at, mask=has, other=0.0)
-    phi, info = evidence(value, precision, key)
+    phi, info = evidence(seen(value, precision), precision, key)
     s_new, mu_new, _ = filter_step(a, p, phi, info, s, mu)
     s, mu = tl.where(real, s_new, s), tl.where(real, mu_new, mu)
     tl.store(mean + here, mu, mask=has)

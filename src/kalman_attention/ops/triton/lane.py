@@ -18,6 +18,13 @@ def reciprocal(x):
 
 
 @triton.jit
+def seen(value, precision):
+    """The value as the filter reads it: 0 where it is no number and there is no evidence."""
+    number = tl.abs(value) < float("inf")
+    return tl.where((precision == 0.0) & ~number, 0.0, value)
+
+
+@triton.jit
 def filter_step(a, p, phi, b, s, mu):
     """One token in moment form: the new variance and mean, and the retention r."""
     # a (a s), never a^2 s: the rounding of a stored a^2 would be the same in every step.
@@ -27,27 +34,35 @@ def filter_step(a, p, phi, b, s, mu):
 
 
 @triton.jit
-def filter_adjoint(a, phi, b, s, mu, s_new, r, dmu, ds):
-    """Adjoint of ``filter_step``: dmu and ds before the token, then da, dp, db, dphi.
-
-    s and mu are the belief before the token, s_new the variance after it; dmu and ds are the
-    adjoints of the belief after it.
-    """
-    g = r * dmu
-    gm = g * (a * mu)
-    dS = ds + b * dmu
-    dP = r * (r * dS - phi * gm)
-    a_dP = a * dP
-    da = mu * g + s * (a_dP + a_dP)
-    return a * g, a * a_dP, da, dP, s_new * dmu, -(s_new * (s_new * dS + gm))
+def remainder(key, value, a, mu, r):
+    """What the new mean leaves of a value, v - k mu', without their difference."""
+    return r * (value[None, :] - key[:, None] * (a * mu))
 
 
 @triton.jit
-def pull_back(a, phi, b, mu, r, dmu, ds):
-    """Dmu and ds of ``filter_adjoint`` alone, for a walk that collects no gradients."""
+def filter_adjoint(a, key, precision, s, mu, s_new, mu_new, r, rest, dmu, ds):
+    """Adjoint of ``filter_step``: dmu and ds before the token, then da, dp, db, dphi, dlam_v.
+
+    s and mu are the belief before the token, s_new and mu_new the one after it and ``rest`` the
+    remainder of its value; dmu and ds are the adjoints of the belief after it. dlam_v is
+    k (k dphi + v db), written so that the two do not cancel under strong evidence.
+    """
     g = r * dmu
-    dP = r * (r * (ds + b * dmu) - phi * (g * (a * mu)))
-    return a * g, a * (a * dP)
+    s_ds = s_new * ds
+    k_rest = key[:, None] * (rest * dmu)
+    dP = r * (r * ds + precision[None, :] * k_rest)
+    a_dP = a * dP
+    da = mu * g + s * (a_dP + a_dP)
+    dphi = -(s_new * (mu_new * dmu + s_ds))
+    dlam_v = s_new * (k_rest - (key * key)[:, None] * s_ds)
+    return a * g, a * a_dP, da, dP, s_new * dmu, dphi, dlam_v
+
+
+@triton.jit
+def pull_back(a, key, precision, r, rest, dmu, ds):
+    """Dmu and ds of ``filter_adjoint`` alone, for a walk that collects no gradients."""
+    dP = r * (r * ds + precision[None, :] * (key[:, None] * (rest * dmu)))
+    return a * (r * dmu), a * (a * dP)
 
 
 @triton.jit

@@ -11,6 +11,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from kalman_attention.ops.triton.lane import seen
+
 SIZES = (
     *("B", "T", "N", "D", "rows", "columns", "chunks", "blocks", "segments", "per_segment"),
     *("stride", "first_row"),
@@ -87,7 +89,7 @@ def observe(
     """Value, precision and key of token t, [D], [D] and [N]; 0 where there is none."""
     value = read(v, v_b, v_t, b, t, d, has_d, DTYPE)
     precision = read(lam_v, lam_b, lam_t, b, t, d, has_d, DTYPE)
-    return value, precision, read(k, k_b, k_t, b, t, n, has_n, DTYPE)
+    return seen(value, precision), precision, read(k, k_b, k_t, b, t, n, has_n, DTYPE)
 
 
 @triton.jit
