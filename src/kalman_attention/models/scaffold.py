@@ -42,26 +42,31 @@ def with_scaffold(config: LanguageModelConfig, scaffold: Scaffold) -> LanguageMo
 
 
 class Encoder(nn.Module):
-    """An MLP on embeddings, with a residual path: x + W2 GELU(W1 norm(x)).
+    """An MLP on embeddings, with a residual path: x + norm(W2 GELU(W1 norm(x))).
 
-    The norm matters: embeddings start with a spread of 0.02, and an MLP that sees them as they are
-    passes on next to nothing of them.
+    Both norms matter. Embeddings start with a spread of 0.02, and an MLP that sees them as they are
+    passes on next to nothing of them. What it adds starts with the spread that they have: W2 would
+    otherwise grow it to 1 within an epoch, and what the blocks add would be lost beside it.
 
     Args:
         d_model: width of input and output.
         hidden: width in between.
-        norm_eps: of the norm.
+        spread: root mean square of what is added, at the start.
+        norm_eps: of the norms.
     """
 
-    def __init__(self, d_model: int, hidden: int, norm_eps: float) -> None:
+    def __init__(self, d_model: int, hidden: int, *, spread: float, norm_eps: float) -> None:
         super().__init__()
         self.norm = RMSNorm(d_model, norm_eps)
         self.in_proj = _linear(d_model, hidden)
         self.out_proj = _linear(hidden, d_model)
+        self.out_norm = RMSNorm(d_model, norm_eps)
+        nn.init.constant_(self.out_norm.weight, spread)
 
     def forward(self, x: Tensor) -> Tensor:
         """Encode ``[..., d_model]``."""
-        y: Tensor = x + self.out_proj(nn.functional.gelu(self.in_proj(self.norm(x))))
+        hidden = nn.functional.gelu(self.in_proj(self.norm(x)))
+        y: Tensor = x + self.out_norm(self.out_proj(hidden))
         return y
 
     def look_up(self, table: Tensor, input_ids: Tensor) -> Tensor:
@@ -84,7 +89,12 @@ def make_encoder(config: LanguageModelConfig) -> nn.Module:
     """What stands between embedding and blocks; without an ``encoder_width``, nothing."""
     if config.encoder_width is None:
         return nn.Identity()
-    return Encoder(config.d_model, config.encoder_width, config.norm_eps)
+    return Encoder(
+        config.d_model,
+        config.encoder_width,
+        spread=config.embedding_std,
+        norm_eps=config.norm_eps,
+    )
 
 
 def make_decoder(d_model: int, widths: Sequence[int], norm_eps: float) -> nn.Sequential:
