@@ -15,6 +15,7 @@ from kalman_attention.recipes.registry import EXPERIMENTS
 from kalman_attention.recipes.runner import run_cells
 from kalman_attention.recipes.table import Table, markdown, percent
 from kalman_attention.tasks.registry import MAD as TASK_NAMES
+from kalman_attention.tasks.registry import make_task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,14 +132,35 @@ def test_every_experiment_has_distinct_cells_that_survive_json(name, scale):
         assert table.notes
 
 
-def test_mad_at_cpu_scale_has_all_cells_of_the_papers_table():
-    cells = EXPERIMENTS["mad"].cells("cpu")
+@pytest.mark.parametrize("name", mad.SUITES)
+def test_mad_at_cpu_scale_has_all_cells_of_the_papers_table(name):
+    cells = EXPERIMENTS[name].cells("cpu")
     assert {(c.labels["model"], c.labels["task"]) for c in cells} == {
         (model, task) for model in MAD for task in MAD_TASKS
     }
     assert set(MAD_TASKS) == set(TASK_NAMES)
     rates = {c.labels["lr"] for c in cells}
     assert len(cells) == 36 * len(rates)  # every model has the same grid
+
+
+def test_mad_has_the_papers_lengths_and_one_scaffold_for_all_models():
+    for cell in EXPERIMENTS["mad"].cells("cpu"):
+        run, task = cell.run, cell.run.make_task()
+        assert task == make_task(run.task)  # lengths and sizes as published
+        assert (run.model.encoder_width, run.model.decoder_widths) == (120, (240, 120))
+        assert (run.batch_size, run.training.schedule) == (172, "cosine")
+    lengths = {t: (s.epochs, s.patience) for t, s in mad.SCALES["cpu"].tasks.items()}
+    for cell in EXPERIMENTS["mad"].cells("cpu"):
+        assert (cell.run.training.epochs, cell.run.training.patience) == lengths[cell.run.task]
+    for cell in EXPERIMENTS["mad-bare"].cells("cpu"):
+        assert cell.run.model.encoder_width is cell.run.model.decoder_widths is None
+
+
+def test_the_validation_set_chooses_and_the_test_set_counts():
+    lucky, solid = result("kla", "lr1", "seed0", 0.9), result("kla", "lr2", "seed0", 0.8)
+    lucky["validation"], solid["validation"] = {"accuracy": 0.5}, {"accuracy": 0.7}
+    assert best([lucky, solid], model="kla") == solid
+    assert mean_of_best([lucky, solid], model="kla") == 0.8
 
 
 def test_learning_rates_stand_beside_each_other():
@@ -156,11 +178,11 @@ def test_learning_rates_stand_beside_each_other():
 
 
 def test_longer_training_changes_nothing_but_the_epochs():
-    short = {c.name: c for c in mad.cells("cpu")}
+    short = {c.name: c for c in mad.cells("cpu", "mad-bare")}
     for longer in training_length.cells("cpu"):
         (line,) = differences(plain(longer.run), plain(short[longer.name].run))
         assert line.startswith("training.epochs is ")
-    published = {c.name: c for c in mad.cells("paper")}
+    published = {c.name: c for c in mad.cells("paper", "mad-bare")}
     assert all(c == published[c.name] for c in training_length.cells("paper"))
 
 

@@ -4,12 +4,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kalman_attention.evaluation.synthetic import MacroAccuracy, predicted_tokens
 from kalman_attention.evaluation.uncertainty import attention_maps
 from kalman_attention.recipes import mad, process_noise
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.inspection import load_best, sample_maps, variance_trace
 from kalman_attention.recipes.registry import EXPERIMENTS
 from kalman_attention.recipes.runner import run_cells
+from kalman_attention.train.snapshot import load_weights
 
 QUIET = {"say": lambda line: None}
 
@@ -26,6 +28,8 @@ def smoke(experiment: str, labels: str) -> list:
         ("mad", "mlstm/memorization"),
         ("mad", "gla/fuzzy_recall"),
         ("mad", "kla+/recall"),
+        ("mad-bare", "kla/compression"),
+        ("mad-bare", "mamba/selective_copying"),
         ("training-length", "kla/fuzzy_recall"),
         ("process-noise", "kla,p=0/noisy_recall"),
         ("ou-depth", "none/2blocks"),
@@ -52,7 +56,7 @@ def test_a_cell_trains_and_ends_in_the_table(tmp_path, experiment, labels):
 
 
 def test_the_ablation_changes_nothing_but_the_noise():
-    learned = [c for c in mad.cells("cpu") if c.labels["model"] == "kla"]
+    learned = [c for c in mad.cells("cpu", "mad-bare") if c.labels["model"] == "kla"]
     cells = process_noise.cells("cpu")
     assert cells[: len(learned)] == learned  # computed once, by whichever comes first
     for with_noise, without in zip(learned, cells[len(learned) :], strict=True):
@@ -66,6 +70,31 @@ def test_the_seed_gives_the_first_weights():
     run = smoke("mad", "mamba/recall")[0].run
     first, second = run.make_model().state_dict(), run.make_model().state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("model", ["mamba", "kla+"])
+def test_another_set_chooses_the_weights_than_the_one_that_counts(tmp_path, model):
+    (cell,) = smoke("mad", f"{model}/selective_copying")
+    run = dataclasses.replace(
+        cell.run, training=dataclasses.replace(cell.run.training, epochs=3, lr=0.02)
+    )
+    found = run.execute(tmp_path, show=False)
+    assert found["validation"]["accuracy"] == max(p["accuracy"] for p in found["curve"])
+    task, trained = run.make_task(), run.make_model()
+    load_weights(trained, tmp_path / "best")
+    rows = task.generate("test", seed=0, count=64)
+    test, other = ([z[part] for z in rows] for part in (slice(32), slice(32, None)))
+    assert not (test[0].unsqueeze(1) == other[0]).all(-1).any()
+    metric = MacroAccuracy()
+    torch.manual_seed(0)
+    samples = 10 if model == "kla+" else 0
+    metric.update(predicted_tokens(trained.eval(), test[0], num_samples=samples), test[1])
+    assert found["metrics"]["accuracy"] == metric.compute()
+    assert task.generate("test", seed=0).inputs.equal(test[0])
+    # Without it, the test set is the one that is watched.
+    watched = dataclasses.replace(run, validation_size=None).execute(tmp_path / "2", show=False)
+    assert "validation" not in watched
+    assert watched["metrics"]["accuracy"] == max(p["accuracy"] for p in watched["curve"])
 
 
 def test_a_stopped_cell_goes_on_to_the_same_bits(tmp_path):

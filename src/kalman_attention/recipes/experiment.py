@@ -49,10 +49,11 @@ def best(
 ) -> dict[str, Any] | None:
     """The result with the highest metric among those with the given labels; None if none is there.
 
-    Learning rates of a cell are compared this way. Seeds are not: see ``mean_of_best``.
+    It is chosen by the validation set where there was one. Learning rates of a cell are compared
+    this way. Seeds are not: see ``mean_of_best``.
     """
     chosen = [r for r in results if all(r["labels"].get(k) == v for k, v in labels.items())]
-    return max(chosen, key=lambda r: r["metrics"][metric], default=None)
+    return max(chosen, key=lambda r: r.get("validation", r["metrics"])[metric], default=None)
 
 
 def mean_of_best(

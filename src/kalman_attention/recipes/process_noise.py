@@ -1,6 +1,6 @@
 """``process-noise``: learned process noise against none, on MAD (``tab:process-noise-ablation``).
 
-The runs with learned noise are those of ``mad``.
+The runs with learned noise are those of ``mad-bare``.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ _ROWS = {"learned": "kla", "zero": "kla,p=0"}
 
 
 def cells(scale: Scale) -> list[Cell]:
-    """KLA of ``mad`` as it is, and each of its runs once more with p = 0."""
-    learned = [cell for cell in mad.cells(scale) if cell.labels["model"] == "kla"]
+    """KLA of ``mad-bare`` as it is, and each of its runs once more with p = 0."""
+    learned = [cell for cell in mad.cells(scale, "mad-bare") if cell.labels["model"] == "kla"]
     return [*learned, *(_without_noise(cell) for cell in learned)]
 
 
@@ -51,7 +51,7 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
             "Process noise, accuracy, % (paper)",
             header,
             rows,
-            notes(scale, mad.SCALES[scale].changes),
+            notes(scale, mad.BARE[scale].changes),
         )
     ]
 

@@ -6,6 +6,7 @@ EXPERIMENTS = {
     experiment.name: experiment
     for experiment in (
         mad.EXPERIMENT,
+        mad.BARE_EXPERIMENT,
         training_length.EXPERIMENT,
         process_noise.EXPERIMENT,
         ou_depth.EXPERIMENT,

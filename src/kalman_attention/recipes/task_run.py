@@ -1,6 +1,6 @@
 """Training one model on one synthetic task: what most cells do."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -29,7 +29,12 @@ Model: TypeAlias = LanguageModel | Autoencoder
 
 
 def published_training(
-    *, epochs: int, seed: int, lr: float = 1e-3, patience: int = 70
+    *,
+    epochs: int,
+    seed: int,
+    lr: float = 1e-3,
+    patience: int = 70,
+    schedule: Literal["constant", "cosine", "trapezoidal"] = "constant",
 ) -> TrainConfig:
     """What all synthetic experiments share, by default as published (``tab:training-hyperparams``).
 
@@ -39,6 +44,7 @@ def published_training(
         epochs=epochs,
         lr=lr,
         clip=5.0,
+        schedule=schedule,
         eval_every="epoch",
         monitor="accuracy",
         patience=patience,
@@ -61,6 +67,9 @@ class TaskRun:
             also how the model answers.
         num_samples: posterior samples of the marginal likelihood.
         fresh: new sequences in every batch instead of a training set of fixed size.
+        validation_size: sequences, other than those of training and test, that say when to stop
+            and which weights are best; the test set is then looked at once, with those. None
+            lets the test set say it, as in MAD-Lab.
     """
 
     task: str
@@ -71,6 +80,7 @@ class TaskRun:
     loss: Literal["mean", "marginal"] = "mean"
     num_samples: int = 10
     fresh: bool = False
+    validation_size: int | None = None
 
     @property
     def updates(self) -> int:
@@ -95,23 +105,24 @@ class TaskRun:
     def execute(self, folder: Path, *, show: bool) -> dict[str, Any]:
         """Train, or go on training; see ``cell.Run``."""
         task, model = self.make_task(), self.make_model()
-        test = task.generate("test", seed=self.training.seed)
+        test, watched = self._test_and_watched(task)
         result = fit(
             model,
             self._batches(task),
             token_loss(self.loss, num_samples=self.num_samples, ignore_index=IGNORE),
             self.training,
             folder=folder,
-            evaluate=self._evaluation(task, test),
+            evaluate=self._evaluation(task, watched),
             about={"task": self.task, "task_options": self.task_options, "loss": self.loss},
             progress=show,
         )
         assert result.best is not None
         load_weights(model, result.best.folder)
+        found = self._measured(model.eval(), task, test, result.best.metrics)
         records = result.history
         curve = [_without_kind(record) for record in records if record["kind"] == "eval"]
         return {
-            "metrics": result.best.metrics,
+            **found,
             "best_step": result.best.step,
             "last": curve[-1],
             "steps": result.step,
@@ -119,8 +130,26 @@ class TaskRun:
             "seconds": records[-1]["seconds"],
             "parameters": model.num_parameters(),
             "curve": curve,
-            "positions": self._positions(model.eval(), task, test),
+            "positions": self._positions(model, task, test),
         }
+
+    def _test_and_watched(self, task: Task) -> tuple[Sequences, Sequences]:
+        """The test set, and what is watched in training: other rows like it, or the test set."""
+        count = task.size("test")
+        rows = task.generate(
+            "test", seed=self.training.seed, count=count + (self.validation_size or 0)
+        )
+        test, others = Sequences(*(z[:count] for z in rows)), Sequences(*(z[count:] for z in rows))
+        return test, test if self.validation_size is None else others
+
+    def _measured(
+        self, model: Model, task: Task, test: Sequences, watched: Mapping[str, float]
+    ) -> dict[str, Any]:
+        """What the best weights reach on the test set, and on the set that chose them."""
+        if self.validation_size is None:
+            return {"metrics": watched}
+        torch.manual_seed(self.training.seed)  # of the samples of KLA+
+        return {"metrics": self._evaluation(task, test)(model), "validation": watched}
 
     def _positions(self, model: Model, task: Task, test: Sequences) -> list[float] | None:
         """Accuracy at each position of a product, without BOS; None for other tasks."""

@@ -1,4 +1,4 @@
-"""``training-length``: who is ahead on MAD after more updates.
+"""``training-length``: who is ahead on MAD, without encoder and decoder, after more updates.
 
 Not in the paper: it answers whether a ranking at a reduced scale is one of the end or of the way.
 """
@@ -18,16 +18,16 @@ RATES = {
     "fuzzy_recall": {"mlstm": 1e-3, "kla": 3e-3},
     "selective_copying": {"gated_deltanet": 3e-3, "kla": 3e-3},
 }
-"""KLA and the first of ``mad`` at ``cpu`` scale, each with its better rate there."""
+"""KLA and the first of ``mad-bare`` at ``cpu`` scale, each with its better rate there."""
 
 TIMES: dict[Scale, int] = {"smoke": 3, "cpu": 3, "paper": 1}
-"""How many times the epochs of ``mad``; the published number is long enough."""
+"""How many times the epochs of ``mad-bare``; the published number is long enough."""
 
 
 def cells(scale: Scale) -> list[Cell]:
-    """Some runs of ``mad``, longer."""
-    grid = mad.SCALES[scale].rates
-    return [_longer(cell, TIMES[scale]) for cell in mad.cells(scale) if _chosen(cell, grid)]
+    """Some runs of ``mad-bare``, longer."""
+    grid, runs = mad.BARE[scale].rates, mad.cells(scale, "mad-bare")
+    return [_longer(cell, TIMES[scale]) for cell in runs if _chosen(cell, grid)]
 
 
 def _chosen(cell: Cell, grid: Sequence[float]) -> bool:
@@ -48,9 +48,9 @@ def _longer(cell: Cell, times: int) -> Cell:
 
 def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
     """The best accuracy until a third, two thirds and the end of training, and the last."""
-    below = [f"tasks and models as in mad at scale {scale}", _epochs(scale)]
-    if len(mad.SCALES[scale].rates) > 1:
-        below.append("each model with the learning rate that was better for it in mad")
+    below = [f"tasks and models as in mad-bare at scale {scale}", _epochs(scale)]
+    if len(mad.BARE[scale].rates) > 1:
+        below.append("each model with the learning rate that was better for it in mad-bare")
     rows = []
     for cell in cells(scale):
         if cell.labels["seed"] == "seed0":
@@ -78,7 +78,7 @@ def _best(curve: Sequence[dict[str, Any]], until: float) -> float:
 
 
 def _epochs(scale: Scale) -> str:
-    tasks = mad.SCALES[scale].tasks
+    tasks = mad.BARE[scale].tasks
     named = [f"{TIMES[scale] * tasks[t].epochs} ({t.replace('_', ' ')})" for t in RATES]
     return f"at most {', '.join(named)} epochs"
 
