@@ -89,18 +89,18 @@ SCALES: dict[Scale, MadScale] = {
     "cpu": MadScale(
         tasks={
             "compression": TaskScale(options={}, epochs=60, patience=20),
-            "memorization": TaskScale(options={}, epochs=400, patience=70),
-            "recall": TaskScale(options={}, epochs=20, patience=8),
-            "noisy_recall": TaskScale(options={}, epochs=20, patience=8),
-            "fuzzy_recall": TaskScale(options={}, epochs=16, patience=8),
-            "selective_copying": TaskScale(options={}, epochs=60, patience=20),
+            "memorization": TaskScale(options={}, epochs=400),
+            "recall": TaskScale(options={}, epochs=12, patience=8),
+            "noisy_recall": TaskScale(options={}, epochs=12, patience=8),
+            "fuzzy_recall": TaskScale(options={}, epochs=14, patience=8),
+            "selective_copying": TaskScale(options={}, epochs=48, patience=16),
         },
         rates=(3e-3, 1e-3),
         schedule="cosine",
         validation_size=1280,
         changes=(
-            "at most 60 epochs (compression, selective copying), 400 (memorization), 20 (recall, "
-            "noisy recall), 16 (fuzzy recall) instead of 750; patience 20, 70, 8, 8",
+            "at most 60 epochs (compression), 400 (memorization), 12 (recall, noisy recall), 14 "
+            "(fuzzy recall), 48 (selective copying) instead of 750; patience 20, 70, 8, 8 and 16",
             "the rate falls by a cosine to 0 at the last epoch; the paper's is constant",
             "better of the learning rates 3e-3 and 1e-3 for every model; the paper has 1e-3 only",
             "rate and epoch are chosen on 1,280 sequences of their own; the test set is looked at "
