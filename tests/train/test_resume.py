@@ -41,6 +41,7 @@ CASES = {
     "accumulated": {"accumulate": 2, "max_steps": 4},
     "rarely saved": {"save_every": 3},
     "early stopping": {"patience": 1, "eval_every": 2, "lr": 0.3, "max_steps": 30},
+    "falling rate": {"schedule": "cosine", "patience": 2, "max_steps": 5},
     "bfloat16": {"dtype": "bfloat16", "max_steps": 3},
 }
 

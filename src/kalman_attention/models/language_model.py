@@ -236,7 +236,7 @@ class LanguageModel(BlockStack):
         if kind == "mean":
             x, _, _ = self._walk(self.embed(input_ids), None, mask, cu_seqlens, False)
             chunk_size = chunk_size or 512
-            if self.config.decoder_widths:  # not worth its while where nothing is asked for
+            if self.config.decoder_widths:  # decode only what counts, few positions in some tasks
                 counted = targets != ignore_index
                 chunk_size *= len(targets)
                 x, targets = (z[counted].unsqueeze(0) for z in (x, targets))
