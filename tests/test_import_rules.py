@@ -15,13 +15,14 @@ NAME = "kalman_attention"
 
 _COMMON = ("_files", "_processes")
 _MIXERS = ("_typing", "filtering", "ops")
-_LAYERS = (*_MIXERS, "nn", "baselines", "losses")
+_LAYERS = (*_MIXERS, "nn", "baselines", "losses", "reading")
 _RUNS = (*_COMMON, *_LAYERS, "models", "tasks", "data")
 
 MAY_IMPORT = {
     "_files": (),
     "_processes": (),
     "_typing": (),
+    "reading": (),
     "filtering": ("_typing",),
     "ops": ("_typing", "filtering"),
     "nn": _MIXERS,
@@ -30,7 +31,7 @@ MAY_IMPORT = {
     "models": ("_files", *_LAYERS),
     "losses": ("_typing",),
     "tasks": ("_typing",),
-    "data": (*_COMMON, "_typing"),
+    "data": (*_COMMON, "_typing", "reading"),
     "parallel": (*_LAYERS, "models"),
     "train": (*_RUNS, "parallel"),
     "evaluation": _RUNS,

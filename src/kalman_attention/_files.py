@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 _PART = ".part"
 
@@ -76,17 +76,6 @@ def sync_folder(folder: Path) -> None:
 def write_json(path: Path, data: object) -> None:
     """Write JSON that is the same for the same data."""
     write_atomically(path, (json.dumps(data, indent=1) + "\n").encode())
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read an object from a JSON file, or say that the file is damaged."""
-    try:
-        data = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: it is not JSON ({error}).") from error
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} is damaged: it holds no JSON object.")
-    return data
 
 
 def sweep(folder: Path) -> None:

@@ -15,7 +15,8 @@ IDS = torch.arange(20).view(2, 10)
 
 def test_native(tmp_path):
     found = load_checkpoint(checkpoint(tmp_path))
-    names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    model_names = {"checksums.json", "config.json", "model.safetensors"}
+    names = model_names | {"tokenizer.json", "tokenizer_config.json"}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert torch.equal(found.model(IDS).logits, model()(IDS).logits)
     assert found.tokenizer.fingerprint == tokenizer().fingerprint

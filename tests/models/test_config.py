@@ -177,7 +177,7 @@ def test_unknown_names():
     with pytest.raises(ValueError, match="unknown here: heads"):
         LanguageModelConfig.from_dict(data)
     data = {"vocab_size": 9, "d_model": 8, "plan": "mamba", "mamba": {"d_model": 8, "slots": 2}}
-    with pytest.raises(ValueError, match=r"unknown here: slots.*of the mamba mixers"):
+    with pytest.raises(ValueError, match=r"unknown here: mamba\.slots"):
         LanguageModelConfig.from_dict(data)
 
 

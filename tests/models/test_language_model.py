@@ -234,6 +234,7 @@ def test_save_and_load(tmp_path, tied, dtype):
     save_model(model, tmp_path / "run" / "model")
     save_model(model, tmp_path / "run" / "model")
     assert sorted(p.name for p in (tmp_path / "run" / "model").iterdir()) == [
+        "checksums.json",
         "config.json",
         "model.safetensors",
     ]

@@ -82,6 +82,8 @@ class DeltaDecay(KeepsFloat32):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Rates uniform in (0, 16], step sizes log-uniform in [0.001, 0.1]."""
+        if self.A_log.is_meta:
+            return  # nothing to start, and torch would import its compiler for it
         shape, dtype = tuple(self.A_log.shape), self.A_log.dtype
         self.A_log.copy_(torch.log(16.0 * (1.0 - torch.rand(shape, dtype=dtype))))
         self.dt_bias.copy_(inverse_softplus(log_uniform(shape, 1e-3, 1e-1, dtype)))

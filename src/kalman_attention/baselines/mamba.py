@@ -121,6 +121,8 @@ class StateSpace(KeepsFloat32):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Start afresh: rates 1 to N, step sizes log-uniform."""
+        if self.log_A.is_meta:
+            return  # nothing to start, and torch would import its compiler for it
         config, like = self.config, self.log_A
         rates = torch.arange(1, config.d_state + 1, dtype=like.dtype, device=like.device)
         self.log_A.copy_(rates.log().unsqueeze(1).expand_as(like))

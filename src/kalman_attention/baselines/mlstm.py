@@ -132,6 +132,8 @@ class BlockDiagonal(nn.Module):
 
     def reset_parameters(self) -> None:
         """Normal weights."""
+        if self.weight.is_meta:
+            return  # nothing to start, and torch would import its compiler for it
         nn.init.normal_(self.weight, std=self.std)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -197,6 +199,8 @@ class MLSTM(MatrixMixer):
         package; the larger models of its authors start the latter at -10. The output projection
         keeps the start of ``nn.Linear``: its scale belongs to the model around it.
         """
+        if self.skip.is_meta:
+            return  # nothing to start, and torch would import its compiler for it
         nn.init.ones_(self.skip)
         nn.init.normal_(self.in_proj.weight, std=math.sqrt(2.0 / (5.0 * self.config.d_model)))
         nn.init.zeros_(self.gates.weight)

@@ -14,6 +14,7 @@ from kalman_attention.cli.table import render
 from kalman_attention.data.progress import Progress
 from kalman_attention.evaluation import paper
 from kalman_attention.evaluation.benchmarks import checksum
+from kalman_attention.reading import read_json
 from kalman_attention.recipes.machine import about
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _measured(
     from kalman_attention.recipes.comparison import measure, weights_of
 
     path = args.out / f"{name}.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    known = read_json(path) if path.exists() else {}
     if known.get("weights") != weights_of(found):
         known = measure(found)
     if asked is not None and known.get("zero_shot", {}).get("asked") != asked:
@@ -87,13 +88,16 @@ def _measured(
 
 
 def _zero_shot(args: argparse.Namespace, found: "FinishedRun") -> dict[str, Any]:
-    from kalman_attention.evaluation.checkpoint import load_checkpoint
+    from kalman_attention.evaluation.checkpoint import load_checkpoint, naming
 
     zero_shot = harness_module()
     model, tokenizer = load_checkpoint(found.folder)
     report = Progress(found.folder.name, None, "requests").update
     harness = zero_shot.HarnessModel(model, tokenizer, report=report)
-    scores: dict[str, Any] = zero_shot.evaluate_zero_shot(harness, data=args.data, limit=args.limit)
+    with naming(found.folder):
+        scores: dict[str, Any] = zero_shot.evaluate_zero_shot(
+            harness, data=args.data, limit=args.limit
+        )
     return scores
 
 

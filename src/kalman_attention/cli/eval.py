@@ -66,7 +66,12 @@ The paper's eight zero-shot tasks need their data:
 
 def run(args: argparse.Namespace) -> int:
     """Score and print; write JSON if asked."""
-    from kalman_attention.evaluation.checkpoint import load_checkpoint, newest_run, trained_on
+    from kalman_attention.evaluation.checkpoint import (
+        load_checkpoint,
+        naming,
+        newest_run,
+        trained_on,
+    )
 
     if args.checkpoint is None:
         args.checkpoint = newest_run()
@@ -82,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
     if args.out and not args.out.parent.is_dir():
         args.out.parent.mkdir(parents=True)
     found = load_checkpoint(args.checkpoint, tokenizer=args.tokenizer, device=args.device)
-    result = _texts(args, found) if args.text or args.shards else _tasks(args, found)
+    with naming(args.checkpoint):
+        result = _texts(args, found) if args.text or args.shards else _tasks(args, found)
     result = {"checkpoint": str(args.checkpoint), **result}
     if shards is not None:
         print(_MORE.format(args.checkpoint))

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the prompt and its continuation, token by token."""
-    from kalman_attention.evaluation.checkpoint import load_checkpoint, newest_run
+    from kalman_attention.evaluation.checkpoint import load_checkpoint, naming, newest_run
     from kalman_attention.models.generation import Sampling, stream
 
     _check(args)
@@ -79,11 +79,12 @@ def run(args: argparse.Namespace) -> int:
     _say(prompt)
     text_of = tokenizer.stream()
     try:
-        for step in steps:
-            token = int(step.tokens)
-            text = "" if token == tokenizer.bos else text_of(token)
-            if text:  # part of a character waits for the rest of it
-                _say(paint(text, _value(step.uncertainty, args.uncertainty)))
+        with naming(args.checkpoint):
+            for step in steps:
+                token = int(step.tokens)
+                text = "" if token == tokenizer.bos else text_of(token)
+                if text:  # part of a character waits for the rest of it
+                    _say(paint(text, _value(step.uncertainty, args.uncertainty)))
     finally:
         _say("\n")
     return 0

@@ -1,7 +1,6 @@
 """``kla pretrain``: train a language model on shards of tokens, by recipe."""
 
 import argparse
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kalman_attention.cli.table import render
 from kalman_attention.evaluation.checkpoint import RUNS
+from kalman_attention.reading import read_json
 from kalman_attention.recipes.pretrain import RECIPES, PretrainRecipe, recipe
 from kalman_attention.train.optim import Rates
 
@@ -119,7 +119,7 @@ def _train(args: argparse.Namespace, chosen: PretrainRecipe, parallel: "Parallel
         parallel=parallel,
     )
     if main:
-        print(f"\n{summary_table(json.loads((out / SUMMARY).read_text(encoding='utf-8')))}\n")
+        print(f"\n{summary_table(read_json(out / SUMMARY))}\n")
         for path in _draw(out, chosen):
             print(path)
         print(f"next: kla eval {out}\n      kla generate {out}")

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kalman_attention._files import read_json, sweep, write_json
+from kalman_attention._files import sweep, write_json
 from kalman_attention.data.encoding import encode_all
 from kalman_attention.data.progress import Progress
 from kalman_attention.data.shards import (
@@ -27,6 +27,7 @@ from kalman_attention.data.shards import (
 )
 from kalman_attention.data.sources import Corpus, documents
 from kalman_attention.data.tokenizer import TOKENIZER, Tokenizer, train_tokenizer
+from kalman_attention.reading import from_dict, read_json
 
 PLAN = "build.json"
 LAST = 0
@@ -288,7 +289,7 @@ class _Writer:
             return None
         try:
             note = read_json(self._note())
-            shard = Shard(**note["shard"])
+            shard = from_dict(Shard, note["shard"], str(self._note()))
             check_sizes(self.folder, shard, self.dtype)
             check_contents(self.folder, shard)
         except (ValueError, KeyError, TypeError):

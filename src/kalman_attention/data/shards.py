@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kalman_attention._files import read_json, sha256, whole_file, write_json
-from kalman_attention.data.tokenizer import Tokenizer
+from kalman_attention._files import sha256, whole_file, write_json
+from kalman_attention.data.tokenizer import MOST_TOKENS, Tokenizer
+from kalman_attention.reading import from_dict, read_json
 
 FORMAT = 1
 INDEX = "index.json"
 TRAIN, VALIDATION = "train", "validation"
 OFFSET_DTYPE = "<u8"
+_DTYPES = ("<u2", "<u4")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -61,6 +63,9 @@ class Shard:
                 f"{self.name!r} is no name of a shard: it must name files beside the index, by "
                 "letters, digits, - and _ alone."
             )
+        for name in ("documents", "tokens", "bytes", "damaged", "replaced"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +90,15 @@ class Index:
     sources: list[dict[str, Any]]
     shards: list[Shard]
 
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise ValueError(f"dtype must be {' or '.join(_DTYPES)}, got {self.dtype!r}.")
+        if not 0 <= self.bos < self.vocab_size <= MOST_TOKENS:
+            raise ValueError(
+                f"0 <= bos < vocab_size <= {MOST_TOKENS:,} must hold, got {self.bos} and "
+                f"{self.vocab_size}."
+            )
+
     def total(self, what: str, split: str | None = None) -> int:
         """Sum of a count of ``Shard`` over the shards of a split, or over all."""
         chosen = (s for s in self.shards if split in (None, s.split))
@@ -98,7 +112,7 @@ class Index:
     @classmethod
     def read(cls, folder: Path) -> "Index":
         """Read ``index.json``."""
-        if not (folder / INDEX).is_file():
+        if not (folder / INDEX).exists():
             raise ValueError(
                 f"{folder} holds no {INDEX}: it is no folder of shards, or `kla data` has not "
                 "finished it. Run the same `kla data` command again; it goes on where it was."
@@ -106,13 +120,9 @@ class Index:
         data = read_json(folder / INDEX)
         if data.pop("format", None) != FORMAT:
             raise ValueError(f"{folder} was written by another version of the library.")
-        try:
-            data["shards"] = [Shard(**shard) for shard in data["shards"]]
-            for what in ("documents", "tokens", "bytes"):
-                del data[what]
-            return cls(**data)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{folder / INDEX} is damaged: {error}.") from error
+        for what in ("documents", "tokens", "bytes"):
+            data.pop(what, None)  # sums, for people
+        return from_dict(cls, data, str(folder / INDEX))
 
 
 def token_dtype(vocab_size: int) -> str:

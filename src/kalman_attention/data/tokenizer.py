@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kalman_attention._files import read_json, whole_file, write_json
+from kalman_attention._files import whole_file, write_json
+from kalman_attention.reading import open_file, read_json
 
 if TYPE_CHECKING:
     import tokenizers
@@ -36,6 +37,9 @@ PATTERN = (
     r"|\s*[\r\n]|\s+(?!\S)|\s+"
 )
 """Where text is cut before merging: as for GPT-4, but digits in runs of at most two."""
+
+MOST_TOKENS = 1 << 24
+"""Vocabularies beyond are refused: tables over the ids would fill the memory."""
 
 TRAINING_CHARACTERS = 10_000
 """Only so many characters of each document are used to train."""
@@ -57,6 +61,12 @@ class Tokenizer:
         if found is None:
             raise ValueError(f"the tokenizer has no token {bos!r} to begin documents with.")
         self.raw, self.bos_token, self.bos = raw, bos, found
+        if not raw.get_vocab(with_added_tokens=False):
+            raise ValueError("the vocabulary is empty: no text would have a token.")
+        if self.vocab_size > MOST_TOKENS:
+            raise ValueError(
+                f"an id is {self.vocab_size - 1:,}; they go up to {MOST_TOKENS - 1:,}."
+            )
 
     @property
     def vocab_size(self) -> int:
@@ -135,19 +145,26 @@ class Tokenizer:
         tokenizers = _library()
         path = Path(source)
         file = path / TOKENIZER if path.is_dir() else path
-        if not file.is_file():
+        if not (file.exists() or file.is_symlink()):
             if path.is_dir() or path.suffix == ".json" or str(source).startswith((".", "/")):
                 raise ValueError(
                     f"there is no tokenizer in {source}: {file.name} is missing. A folder of "
                     "shards or a checkpoint carries its own; name another with --tokenizer."
                 )
             return _from_hub(str(source), bos)
+        open_file(file).close()  # the library would wait for a pipe
         try:
             raw = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing more special
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # of the library, which may also panic
             raise ValueError(f"{file} is not a tokenizer that can be read: {error}.") from error
         config = file.parent / TOKENIZER_CONFIG
-        return cls(raw, bos or _named_bos(raw, read_json(config) if config.is_file() else {}))
+        named = read_json(config) if config.exists() or config.is_symlink() else {}
+        try:
+            return cls(raw, bos or _named_bos(raw, named))
+        except ValueError as error:
+            raise ValueError(f"{file} with {config.name}: {error}") from error
 
 
 def train_tokenizer(
@@ -219,6 +236,8 @@ def _named_bos(raw: "tokenizers.Tokenizer", config: dict[str, Any]) -> str:
     for key in ("bos_token", "eos_token"):
         token = config.get(key)
         token = token.get("content") if isinstance(token, dict) else token
+        if token and not isinstance(token, str):
+            raise ValueError(f"{key} must be text, got {token!r}.")
         if token:
             return str(token)
     for token in _USUAL:

@@ -5,14 +5,21 @@ The model is ``config.json`` and ``model.safetensors``, as ``save_model`` or Hug
 folder of a pretraining run is one when it has finished; before that its newest checkpoint is used.
 """
 
-import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kalman_attention.data.tokenizer import Tokenizer
 from kalman_attention.models.language_model import LanguageModel
-from kalman_attention.models.storage import CONFIG, load_model, save_model
+from kalman_attention.models.storage import (
+    CONFIG,
+    load_language_model,
+    load_model,
+    save_model,
+)
+from kalman_attention.reading import checked, read_json
 
 RUNS = Path("runs/pretrain")
 """Where pretraining runs are unless told otherwise."""
@@ -51,9 +58,8 @@ def load_checkpoint(
     where = Path(folder)
     folder = _model_folder(where)
     found = Tokenizer.load(where if tokenizer is None else tokenizer)
-    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    if config.get("model_type") == "kla":
-        model = _from_hf(folder).to(device)
+    if read_json(folder / CONFIG).get("model_type") == "kla":
+        model = _from_hf(folder, device)
     else:
         model = load_model(folder, device=device)
     if found.vocab_size > model.config.vocab_size:
@@ -62,6 +68,15 @@ def load_checkpoint(
             f"{model.config.vocab_size:,}: it was trained with another tokenizer."
         )
     return Checkpoint(model.eval(), found)
+
+
+@contextmanager
+def naming(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Let results that are not finite be an error that names the checkpoint."""
+    try:
+        yield
+    except FloatingPointError as error:
+        raise ValueError(f"{folder}: {error}") from error
 
 
 def newest_run(runs: Path = RUNS) -> Path:
@@ -77,29 +92,43 @@ def newest_run(runs: Path = RUNS) -> Path:
 
 def trained_on(folder: Path) -> Path | None:
     """The folder of shards that a pretraining run says it was trained on; None if it is no run."""
-    if not (folder / RUN).is_file():
+    if not (folder / RUN).exists():
         return None
-    origin = json.loads((folder / RUN).read_text(encoding="utf-8"))
-    return Path(origin["data"]["folder"])
+    return data_of(read_json(folder / RUN), folder / RUN)[0]
+
+
+def data_of(origin: dict[str, Any], source: Path) -> tuple[Path, str]:
+    """The folder of shards that a run was trained on, and the checksum of its index.
+
+    Args:
+        origin: what the run says of itself.
+        source: the file that says it, for errors.
+    """
+    data = checked(dict[str, Any], origin.get("data"), "data", str(source))
+    folder, index = (
+        checked(str, data.get(name), f"data.{name}", str(source)) for name in ("folder", "index")
+    )
+    return Path(folder), index
 
 
 def _model_folder(folder: Path) -> Path:
     """Where the model is: in the folder itself, or in the newest checkpoint of a run."""
     stored = sorted(folder.glob("checkpoints/step-*"))
     for place in (folder, *stored[-1:]):
-        if (place / CONFIG).is_file():
+        if (place / CONFIG).exists() or (place / CONFIG).is_symlink():
             return place
     raise ValueError(
         f"{folder} is no checkpoint: it holds no {CONFIG}, nor is it a pretraining run."
     )
 
 
-def _from_hf(folder: Path) -> LanguageModel:
+def _from_hf(folder: Path, device: str) -> LanguageModel:
+    """A model that ``save_pretrained`` wrote, read by the same checks as our own."""
     try:
-        from kalman_attention.models.hf import KLAForCausalLM
+        from kalman_attention.models.hf.configuration_kla import native_name, read_config
     except ModuleNotFoundError as error:
         raise ValueError(
             f"{folder} holds a HuggingFace model: pip install 'kalman_attention[hf]'"
         ) from error
-    model: LanguageModel = KLAForCausalLM.from_pretrained(folder).native()
-    return model
+    config = read_config(folder / CONFIG).to_native()
+    return load_language_model(config, folder, device=device, rename=native_name)

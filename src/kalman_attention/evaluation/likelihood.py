@@ -118,7 +118,17 @@ def _decode(
     sums = torch.split(torch.cat(log_probs).double(), sizes)
     greedy = torch.split(torch.cat(hits), sizes)
     for total, hit in zip(sums, greedy, strict=True):
-        yield Likelihood(total.sum().item(), bool(hit.all()))
+        yield Likelihood(_finite(total.sum().item()), bool(hit.all()))
+
+
+def _finite(nats: float) -> float:
+    """A log-probability, or an error: a model of finite weights may still overflow."""
+    if math.isfinite(nats):
+        return nats
+    raise FloatingPointError(
+        f"the model gives a text a log-probability of {nats}: its outputs are not finite. Its "
+        "weights are damaged, or its training has diverged."
+    )
 
 
 def _own_seed(seed: int, request: tuple[list[int], list[int]]) -> int:
@@ -205,7 +215,7 @@ def document_nats(
         nats += loss
         scored, begin = end, begin + step
         states = states if stride is None else None
-    return nats
+    return _finite(nats)
 
 
 def _chunk_nats(

@@ -24,6 +24,7 @@ from kalman_attention.models.scaffold import Encoder, make_decoder, make_encoder
 from kalman_attention.models.stack import BlockStack
 from kalman_attention.models.vocabulary import Embedding, Head
 from kalman_attention.nn.norms import RMSNorm
+from kalman_attention.reading import from_dict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +67,16 @@ class AutoencoderConfig:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "AutoencoderConfig":
-        """The inverse of ``to_dict``, also after a round trip through JSON."""
-        return cls(**{**data, "encoder": LanguageModelConfig.from_dict(data["encoder"])})
+    def from_dict(
+        cls, data: object, where: str = "the configuration of an autoencoder"
+    ) -> "AutoencoderConfig":
+        """The inverse of ``to_dict``, also after a round trip through JSON.
+
+        Args:
+            data: nested dictionaries; names and types are checked.
+            where: what an error names, such as the file.
+        """
+        return from_dict(cls, data, where)
 
 
 class CodeReadout(NamedTuple):
@@ -109,6 +117,8 @@ class Autoencoder(BlockStack):
 
     @torch.no_grad()
     def _start(self) -> None:
+        if self.embedding.weight.is_meta:
+            return
         nn.init.normal_(self.embedding.weight, std=self.config.encoder.embedding_std)
         for module in self.modules():
             own = getattr(module, "parameter_group", None) == "state_space"

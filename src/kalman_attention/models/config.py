@@ -1,6 +1,7 @@
 """What defines a language model, as plain data that survives JSON."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from kalman_attention.baselines.mlstm import MLSTMConfig
 from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.plan import parse_plan
 from kalman_attention.nn.config import KLALayerConfig
+from kalman_attention.reading import from_dict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,19 @@ class LanguageModelConfig:
                 raise ValueError(
                     f"{name} must be one of {', '.join(words)}, got {getattr(self, name)!r}."
                 )
+        for name in ("vocab_size", "d_model", "mlp_width"):
+            given = getattr(self, name)
+            if given is not None and given < 1:
+                raise ValueError(f"{name} must be at least 1, got {given}.")
+        for name in ("norm_eps", "embedding_std", "head_std"):
+            given = getattr(self, name)
+            if given is not None and not 0.0 <= given < math.inf:
+                raise ValueError(f"{name} must be at least 0 and finite, got {given}.")
+        if self.logit_softcap is not None and not 0.0 < self.logit_softcap < math.inf:
+            raise ValueError(
+                f"logit_softcap must be positive and finite, or None for no bound; got "
+                f"{self.logit_softcap}."
+            )
 
         self._check_scaffold()
 
@@ -128,25 +143,16 @@ class LanguageModelConfig:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "LanguageModelConfig":
-        """The inverse of ``to_dict``, also after a round trip through JSON."""
-        data = dict(data)
-        for name, kind in MIXERS.items():
-            if isinstance(data.get(name), dict):
-                data[name] = _build(kind.config, data[name], f"of the {name} mixers")
-        built: LanguageModelConfig = _build(cls, data, "of a language model")
-        return built
+    def from_dict(
+        cls, data: object, where: str = "the configuration of a language model"
+    ) -> "LanguageModelConfig":
+        """The inverse of ``to_dict``, also after a round trip through JSON.
 
-
-def _build(cls: type[Any], data: dict[str, Any], what: str) -> Any:
-    """A dataclass from plain data; JSON knows lists only, the options tuples only."""
-    unknown = sorted(set(data) - {field.name for field in dataclasses.fields(cls)})
-    if unknown:
-        raise ValueError(
-            f"this configuration has fields unknown here: {', '.join(unknown)}. It was written "
-            f"by another version of the library, or is not one {what}."
-        )
-    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+        Args:
+            data: nested dictionaries; names and types are checked.
+            where: what an error names, such as the file.
+        """
+        return from_dict(cls, data, where)
 
 
 _MLPS = ("none", "swiglu", "relu2")

@@ -141,6 +141,11 @@ def stream(
     look = reader.prompt(input_ids, mask, T + max_new_tokens)
     alive = torch.ones(B, dtype=torch.bool, device=input_ids.device)
     for i in range(max_new_tokens):
+        if bool(look.prediction.log_probs.isnan().any()):
+            raise FloatingPointError(
+                "the model predicts NaN, from which no token can be chosen. Its weights are "
+                "damaged, or its training has diverged."
+            )
         token = sampling.choose(look.prediction.log_probs, generator)
         if stop_token is not None:
             token = torch.where(alive, token, stop_token)

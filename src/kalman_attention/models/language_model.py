@@ -49,6 +49,8 @@ class LanguageModel(BlockStack):
     @torch.no_grad()
     def _start(self) -> None:
         """Initialise what depends on the model as a whole; the modules have done the rest."""
+        if self.embedding.weight.is_meta:
+            return  # a model without memory; see Embedding.reset_parameters
         config = self.config
         nn.init.normal_(self.embedding.weight, std=config.embedding_std)
         if config.head_std is not None and not config.tie_embeddings:

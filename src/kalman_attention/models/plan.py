@@ -3,6 +3,10 @@
 import itertools
 import re
 
+MOST_BLOCKS = 4096
+"""A plan of more is a mistake, or meant to fill the memory."""
+
+_MOST_PARENTHESES = 32
 _TOKEN = re.compile(r"\s*(?:(\d+)|(\w+)|(.))")
 
 
@@ -16,7 +20,11 @@ def parse_plan(plan: str | tuple[str, ...]) -> tuple[str, ...]:
         One name per block.
     """
     if not isinstance(plan, str):
+        if len(plan) > MOST_BLOCKS:
+            raise ValueError(f"a plan has at most {MOST_BLOCKS:,} blocks, not {len(plan):,}.")
         return tuple(plan)
+    if len(plan) > 16 * MOST_BLOCKS or plan.count("(") > _MOST_PARENTHESES:
+        raise _error(f"{plan[:40]}...", "it is too long, or has too many parentheses")
     tokens = ["".join(found) for found in _TOKEN.findall(plan.strip())]
     names, rest = _sum(tokens, plan)
     if rest:
@@ -35,6 +43,7 @@ def _sum(tokens: list[str], plan: str) -> tuple[tuple[str, ...], list[str]]:
     while rest and rest[0] == "+":
         more, rest = _product(rest[1:], plan)
         names += more
+        _check_length(len(names), plan)
     return names, rest
 
 
@@ -53,8 +62,16 @@ def _product(tokens: list[str], plan: str) -> tuple[tuple[str, ...], list[str]]:
     if rest and rest[0] == "*":
         if len(rest) < 2 or not rest[1].isdigit():
             raise _error(plan, "after * comes how often")
+        if len(rest[1]) > 6:  # nor is it a number worth multiplying
+            _check_length(10**6, plan)
+        _check_length(len(names) * int(rest[1]), plan)
         names, rest = names * int(rest[1]), rest[2:]
     return names, rest
+
+
+def _check_length(blocks: int, plan: str) -> None:
+    if blocks > MOST_BLOCKS:
+        raise _error(plan, f"it has more than {MOST_BLOCKS:,} blocks")
 
 
 def _error(plan: str, what: str) -> ValueError:

@@ -1,18 +1,37 @@
-"""A model on disk: a folder with ``config.json`` and ``model.safetensors``."""
+"""A model on disk: ``config.json``, ``model.safetensors``, and the checksums of the two."""
 
 import json
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from kalman_attention._files import write_atomically
 from kalman_attention.models.autoencoder import Autoencoder, AutoencoderConfig
+from kalman_attention.models.checksums import (
+    check_folder,
+    describe,
+    forget_checksums,
+    write_checksums,
+)
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.language_model import LanguageModel
+from kalman_attention.models.weights import (
+    WEIGHTS,
+    Header,
+    check_header,
+    read_header,
+    read_tensors,
+    weight_files,
+)
+from kalman_attention.reading import read_json
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG = "config.json"
+
+Built = TypeVar("Built", bound=nn.Module)
 
 
 def save_model(model: LanguageModel | Autoencoder, folder: str | os.PathLike[str]) -> None:
@@ -24,8 +43,11 @@ def save_model(model: LanguageModel | Autoencoder, folder: str | os.PathLike[str
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, data in model_files(model).items():
+    files = model_files(model)
+    forget_checksums(folder)
+    for name, data in files.items():
         write_atomically(folder / name, data)
+    write_checksums(folder, describe(files))
 
 
 def model_files(model: nn.Module, tensors: dict[str, Tensor] | None = None) -> dict[str, bytes]:
@@ -63,35 +85,93 @@ def distinct_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_model(folder: str | os.PathLike[str], *, device: str = "cpu") -> LanguageModel:
-    """Read a language model that ``save_model`` wrote, with the dtypes it had then."""
-    data, tensors = _read(folder, device)
+    """Read a language model that ``save_model`` wrote, with the dtypes it had then.
+
+    Checksums, names, shapes and values are checked; what does not fit is refused before memory is
+    taken for it.
+    """
+    folder = Path(folder)
+    data = _read_config(folder)
     if "encoder" in data:
-        raise ValueError(f"{folder} holds an autoencoder: read it with load_autoencoder.")
-    model = LanguageModel(LanguageModelConfig.from_dict(data))
-    if model.config.tie_embeddings:
+        raise ValueError(f"{folder / CONFIG} is of an autoencoder: read it with load_autoencoder.")
+    config = LanguageModelConfig.from_dict(data, str(folder / CONFIG))
+    return load_language_model(config, folder, device=device)
+
+
+def load_language_model(
+    config: LanguageModelConfig,
+    folder: Path,
+    *,
+    device: str = "cpu",
+    rename: Callable[[str], str] = str,
+) -> LanguageModel:
+    """A language model from a configuration, and a folder of weights.
+
+    Args:
+        config: options of the model, as yet unchecked against the weights.
+        folder: with ``model.safetensors``, or the shards that transformers writes.
+        device: where the model goes.
+        rename: from the name of a tensor in the folder to the name that it has here.
+    """
+    files = weight_files(folder)
+    check_folder(folder, [CONFIG, *(path.name for path in files)])
+    headers = {rename(name): found for path in files for name, found in read_header(path).items()}
+    _check_sizes(headers, config, files[0])
+    model = _on_meta(LanguageModel, config, folder)
+    shared = {"head.weight"} if config.tie_embeddings else set()
+    check_header(headers, model, files[0], shared)
+    tensors = {rename(n): x for path in files for n, x in read_tensors(path, device).items()}
+    if config.tie_embeddings:
         tensors["head.weight"] = tensors["embedding.weight"]
     model.load_state_dict(tensors, assign=True)
-    if model.config.tie_embeddings:
+    if config.tie_embeddings:
         model.head.weight = model.embedding.weight
     return model
 
 
 def load_autoencoder(folder: str | os.PathLike[str], *, device: str = "cpu") -> Autoencoder:
     """Read an autoencoder that ``save_model`` wrote, with the dtypes it had then."""
-    data, tensors = _read(folder, device)
+    folder = Path(folder)
+    data = _read_config(folder)
     if "encoder" not in data:
-        raise ValueError(f"{folder} holds a language model: read it with load_model.")
-    model = Autoencoder(AutoencoderConfig.from_dict(data))
-    model.load_state_dict(tensors, assign=True)
+        raise ValueError(f"{folder / CONFIG} is of a language model: read it with load_model.")
+    config = AutoencoderConfig.from_dict(data, str(folder / CONFIG))
+    check_folder(folder, [CONFIG, WEIGHTS])
+    headers = read_header(folder / WEIGHTS)
+    _check_sizes(headers, config.encoder, folder / WEIGHTS)
+    model = _on_meta(Autoencoder, config, folder)
+    check_header(headers, model, folder / WEIGHTS)
+    model.load_state_dict(read_tensors(folder / WEIGHTS, device), assign=True)
     return model
 
 
-def _read(folder: str | os.PathLike[str], device: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Configuration and tensors of a folder."""
-    from safetensors.torch import load_file
-
-    folder = Path(folder)
-    if not (folder / CONFIG).is_file():
+def _read_config(folder: Path) -> dict[str, Any]:
+    if not (folder / CONFIG).exists():
         raise ValueError(f"{folder} holds no {CONFIG}: it is not a folder that save_model wrote.")
-    data = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    return data, load_file(folder / WEIGHTS, device=device)
+    return read_json(folder / CONFIG)
+
+
+def _on_meta(cls: type[Built], config: Any, folder: Path) -> Built:
+    """A model without memory; its options may still be such that no tensor can have these sizes."""
+    try:
+        with torch.device("meta"):
+            return cls(config)
+    except (RuntimeError, TypeError, OverflowError, ZeroDivisionError) as error:
+        raise ValueError(f"{folder / CONFIG} describes no model: {error}") from error
+
+
+def _check_sizes(headers: Mapping[str, Header], config: LanguageModelConfig, file: Path) -> None:
+    """What is cheap to know, before so much as the modules of a model are built."""
+    blocks = {name.split(".")[1] for name in headers if name.startswith("blocks.")}
+    if len(blocks) != len(config.layers):
+        raise ValueError(
+            f"{file} holds the weights of another model: its blocks are {len(blocks)}, but the "
+            f"plan in {CONFIG} has {len(config.layers)}."
+        )
+    found = headers.get("embedding.weight")
+    wanted = (config.vocab_size, config.d_model)
+    if found is not None and found.shape != wanted:
+        raise ValueError(
+            f"embedding.weight in {file} has the shape {list(found.shape)}, but vocab_size and "
+            f"d_model in {CONFIG} make it {list(wanted)}."
+        )

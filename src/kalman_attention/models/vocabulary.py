@@ -11,6 +11,12 @@ class Embedding(nn.Embedding):
 
     parameter_group: ClassVar[str] = "embedding"
 
+    def reset_parameters(self) -> None:
+        """Start afresh; without memory there is nothing to start."""
+        # Normal numbers on the meta device make torch import its compiler, which takes seconds.
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
     def forward(self, input_ids: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Embeddings ``[..., d_model]``.
 

@@ -54,6 +54,8 @@ class LatentPrior(KeepsFloat32):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Start afresh: rates and diffusion as configured, step sizes log-uniform."""
+        if self.log_a.is_meta:
+            return  # nothing to start, and torch would import its compiler for it
         config, like = self.config, self.log_a
         shape, low_high = (config.d_state, config.width), config.decay_rates
         dt = log_uniform(shape, config.dt_min, config.dt_max, like.dtype).to(like.device)

@@ -2,12 +2,15 @@
 
 import dataclasses
 import json
+import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from kalman_attention._files import write_json
+from kalman_attention.reading import checked, read_json
 from kalman_attention.recipes.machine import about
 
 
@@ -80,10 +83,13 @@ class Results:
     def load(self, cell: Cell) -> dict[str, Any] | None:
         """The result of a cell, or None; one made with another configuration is an error."""
         path = self.path(cell)
-        if not path.exists():
+        if not os.path.lexists(path):
             return None
-        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        result = read_json(path)
+        for name, kind in _KINDS.items():
+            checked(kind, result.get(name), name, str(path))
         changed = differences(plain(cell.run), result["config"])
+        changed += differences(dict(cell.labels), result["labels"], "labels")
         if changed:
             raise ValueError(
                 f"{path} was made with another configuration: {'; '.join(changed)}. "
@@ -95,13 +101,32 @@ class Results:
         """Write the result of a cell, at once or not at all."""
         result = {
             "labels": dict(cell.labels),
-            **found,
+            **_finite(found),
             "config": plain(cell.run),
             "about": about(),
         }
         path = self.path(cell)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, result)
+
+
+_KINDS: dict[str, Any] = {
+    "config": dict[str, Any],
+    "labels": dict[str, str],
+    "metrics": dict[str, float | None],
+    "curve": list[dict[str, float | None]] | None,
+    "positions": list[float] | None,
+}
+"""Fields of a result that are read again."""
+
+
+def _finite(value: Any) -> Any:
+    """Data without numbers that JSON does not know: they become null, as in ``metrics.jsonl``."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _file_name(cell: Cell) -> str:

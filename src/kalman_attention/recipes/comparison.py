@@ -1,6 +1,6 @@
 """Finished pretraining runs beside each other: what each has learned, and how fast it trains."""
 
-import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,10 +9,11 @@ import torch
 
 from kalman_attention._files import sha256
 from kalman_attention.data.shards import INDEX, ShardedTokens
-from kalman_attention.evaluation.checkpoint import RUN, load_checkpoint
+from kalman_attention.evaluation.checkpoint import RUN, data_of, load_checkpoint
 from kalman_attention.evaluation.validation import validation_bits
-from kalman_attention.models.storage import WEIGHTS
+from kalman_attention.models.weights import WEIGHTS
 from kalman_attention.parallel.ranks import Parallel
+from kalman_attention.reading import checked, read_json
 from kalman_attention.recipes.machine import about
 from kalman_attention.recipes.pretrain import PretrainRecipe
 from kalman_attention.recipes.pretrain_run import (
@@ -57,18 +58,20 @@ def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
         begun = (folder / RUN).is_file()
         why = "has not finished" if begun else "is no pretraining run"
         raise ValueError(f"{folder} {why}: there is no {SUMMARY}. Only finished runs are compared.")
-    origin = json.loads((folder / RUN).read_text(encoding="utf-8"))
-    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    where = Path(origin["data"]["folder"]) if data is None else data
+    origin, summary = read_json(folder / RUN), read_json(folder / SUMMARY)
+    for name, kind in (("model", str), ("parameters", int), ("tokens", int)):
+        checked(kind, summary.get(name), name, str(folder / SUMMARY))
+    recipe = checked(PretrainRecipe, origin.get("recipe"), "recipe", str(folder / RUN))
+    told, checksum = data_of(origin, folder / RUN)
+    where = told if data is None else data
     if not (where / INDEX).is_file():
         raise ValueError(
             f"{folder} was trained on {where}, which is no longer there: say where it is with "
             "--shards."
         )
-    checksum = origin["data"]["index"]
     if sha256(where / INDEX) != checksum:
         raise ValueError(f"{where} does not hold the shards that {folder} was trained on.")
-    return FinishedRun(folder, PretrainRecipe.from_dict(origin["recipe"]), where, checksum, summary)
+    return FinishedRun(folder, recipe, where, checksum, summary)
 
 
 def check_comparable(runs: list[FinishedRun]) -> None:
@@ -97,11 +100,15 @@ def measure(run: FinishedRun, *, batch_size: int = 32) -> dict[str, Any]:
     )
     with torch.no_grad():
         found = score(model)
+    if not math.isfinite(found["bits_per_byte"]):
+        raise ValueError(
+            f"{run.folder} scores {found['bits_per_byte']} bits per byte: it predicts nothing."
+        )
     records = read_metrics(run.folder)
     curve = [
         {"tokens": r["step"] * recipe.batch_tokens, "bits_per_byte": r["bits_per_byte"]}
         for r in records
-        if r["kind"] == "eval"
+        if r["kind"] == "eval" and "bits_per_byte" in r
     ]
     return {
         "weights": weights_of(run),

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.presets import ALIASES, PRESETS, preset
+from kalman_attention.reading import from_dict
 from kalman_attention.train.config import TrainConfig
 from kalman_attention.train.optim import Rates
 
@@ -138,10 +139,14 @@ class PretrainRecipe:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> "PretrainRecipe":
-        """The recipe that ``to_dict`` described, also after a way through JSON."""
-        rates = {**found["rates"], "betas": tuple(found["rates"]["betas"])}
-        return cls(**{**found, "rates": Rates(**rates)})
+    def from_dict(cls, found: object, where: str = "the recipe") -> "PretrainRecipe":
+        """The recipe that ``to_dict`` described, also after a way through JSON.
+
+        Args:
+            found: nested dictionaries; names and types are checked.
+            where: what an error names, such as the file.
+        """
+        return from_dict(cls, found, where)
 
 
 _PAPER: dict[str, Any] = {"seq_len": 2048}

@@ -5,7 +5,6 @@ moment leaves the one before it. Its ``checkpoint.json`` lists every file with s
 that a truncated, changed or foreign file is recognised. Nothing is pickled.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -17,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from kalman_attention._files import sync_folder, write_file
+from kalman_attention.models.checksums import MANIFEST, check_files, describe, digest
+from kalman_attention.reading import checked, read_json
 
-MANIFEST = "checkpoint.json"
 KEPT = 2
 """Newest checkpoints that are kept, besides the best: one, and one to fall back on."""
 
@@ -85,20 +85,20 @@ def write_checkpoint(
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read a checkpoint and check every byte of it."""
+    source = folder / MANIFEST
+    if not source.exists():
+        raise CheckpointError(f"{folder} holds no {MANIFEST}: it is no checkpoint.")
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        digest = manifest.pop("digest")
-        whole = digest == _digest(_canonical(manifest)) and manifest["format"] == _FORMAT
-        listed = manifest["files"] if whole else {}
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} holds no {MANIFEST}: it is no checkpoint.") from None
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{folder / MANIFEST} is damaged: {error!r}.") from error
-    if not whole:
-        raise CheckpointError(f"{folder / MANIFEST} is damaged, or of another format.")
-    for name, expected in listed.items():
-        _check_file(folder / name, expected)
-    return Checkpoint(folder, manifest["step"], manifest["state"])
+        manifest = read_json(source)
+        own = manifest.pop("digest", None)
+        if own != digest(_canonical(manifest)) or manifest.get("format") != _FORMAT:
+            raise ValueError(f"{source} is damaged, or of another format.")
+        step = checked(int, manifest.get("step"), "step", str(source))
+        state = checked(dict[str, Any], manifest.get("state"), "state", str(source))
+        check_files(folder, manifest.get("files"), source)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+    return Checkpoint(folder, step, state)
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
@@ -195,29 +195,9 @@ def _discard(path: Path) -> None:
 
 
 def _manifest(step: int, files: Mapping[str, bytes], state: Mapping[str, Any]) -> bytes:
-    listed = {name: {"bytes": len(data), "sha256": _digest(data)} for name, data in files.items()}
-    manifest = {"format": _FORMAT, "step": step, "files": listed, "state": state}
-    return json.dumps({"digest": _digest(_canonical(manifest)), **manifest}, indent=1).encode()
+    manifest = {"format": _FORMAT, "step": step, "files": describe(files), "state": state}
+    return json.dumps({"digest": digest(_canonical(manifest)), **manifest}, indent=1).encode()
 
 
 def _canonical(manifest: Mapping[str, Any]) -> bytes:
     return json.dumps(manifest, sort_keys=True).encode()
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _check_file(path: Path, expected: Mapping[str, Any]) -> None:
-    """Compare size, then contents, a piece at a time."""
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing.")
-    size = path.stat().st_size
-    if size != expected["bytes"]:
-        raise CheckpointError(f"{path} is damaged: {size} bytes instead of {expected['bytes']}.")
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    if digest.hexdigest() != expected["sha256"]:
-        raise CheckpointError(f"{path} is damaged: its contents have changed.")

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from kalman_attention._files import sync_folder
+from kalman_attention.reading import checked, parse_json, read_bytes
 
 METRICS = "metrics.jsonl"
+
+_MOST_BYTES = 1 << 30
 
 
 class MetricsLog:
@@ -64,8 +67,18 @@ class MetricsLog:
 
 def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """All records of a run, in the order in which they were written."""
-    lines = (Path(folder) / METRICS).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+    path = Path(folder) / METRICS
+    lines = read_bytes(path, _MOST_BYTES).splitlines()
+    return [_record(line, f"line {i} of {path}") for i, line in enumerate(lines, 1)]
+
+
+def _record(line: bytes, where: str) -> dict[str, Any]:
+    record = parse_json(line, where)
+    checked(str, record.get("kind"), "kind", where)
+    checked(int, record.get("step"), "step", where)
+    for name in record.keys() - {"kind"}:
+        checked(float | None, record[name], name, where)
+    return record
 
 
 def _length_up_to(path: Path, step: int) -> int:

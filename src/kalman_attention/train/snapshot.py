@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kalman_attention.models.storage import WEIGHTS, distinct_tensors, model_files
+from kalman_attention.models.checksums import MANIFEST, check_folder
+from kalman_attention.models.storage import distinct_tensors, model_files
+from kalman_attention.models.weights import WEIGHTS, check_header, read_header, read_tensors
 from kalman_attention.parallel.ranks import Parallel
 from kalman_attention.parallel.sharding import copy_weights, like
-from kalman_attention.train.checkpoint import MANIFEST, read_checkpoint
+from kalman_attention.train.checkpoint import read_checkpoint
 from kalman_attention.train.config import TrainConfig
 
 OPTIMISER = "optimiser.safetensors"
@@ -47,28 +49,29 @@ def load_weights(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         model: of the shape that was trained; changed in place.
         folder: a folder with ``model.safetensors``.
     """
-    from safetensors.torch import load_file
-
-    if (Path(folder) / MANIFEST).exists():
-        read_checkpoint(Path(folder))  # a damaged one is an error that says so
-    tensors = load_file(Path(folder) / WEIGHTS)
-    expected = set(distinct_tensors(model))
-    if set(tensors) != expected:
-        differ = sorted(set(tensors) ^ expected)[:_SHOWN]
-        raise ValueError(
-            f"{folder} holds the weights of another model: they differ in {', '.join(differ)}."
-        )
-    copy_weights(model, tensors)
+    folder = Path(folder)
+    if (folder / MANIFEST).exists():
+        read_checkpoint(folder)  # a damaged one is an error that says so
+    else:
+        check_folder(folder, [WEIGHTS])
+    own = distinct_tensors(model)
+    shared = set(model.state_dict()) - set(own)
+    check_header(read_header(folder / WEIGHTS), model, folder / WEIGHTS, shared)
+    copy_weights(model, read_tensors(folder / WEIGHTS))
 
 
 def load_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, folder: Path) -> None:
     """Give an optimiser the moments of a checkpoint."""
-    from safetensors.torch import load_file
-
     optimiser.state.clear()
-    for key_and_name, value in load_file(folder / OPTIMISER).items():
+    parameters = dict(model.named_parameters())
+    for key_and_name, value in read_tensors(folder / OPTIMISER).items():
         key, _, name = key_and_name.partition("/")
-        parameter = model.get_parameter(name)
+        parameter = parameters.get(name)
+        if parameter is None or (key != "step" and value.shape != parameter.shape):
+            raise ValueError(
+                f"{key_and_name} in {folder / OPTIMISER} does not fit: it is not of a parameter of "
+                "this model, or has another shape."
+            )
         # Adam counts its steps in a scalar that stays on the CPU unless the update is fused.
         fused = bool(optimiser.defaults.get("fused"))
         device = "cpu" if key == "step" and not fused else parameter.device

@@ -114,13 +114,16 @@ def test_other_mixers_through_json(tmp_path):
         ({"plan": "kla*2", "num_hidden_layers": 3}, "Leave one of the two out"),
         ({"plan": "kla + attention", "loss": "marginal"}, "Let the plan end with KLA"),
         ({"plan": "kla + mamba", "loss": "marginal"}, "whose mixer is mamba here"),
-        ({"plan": "mamba", "mixer_options": {"mamba": {"slots": 3}}}, "unknown here: slots"),
+        (
+            {"plan": "mamba", "mixer_options": {"mamba": {"slots": 3}}},
+            r"unknown here: mamba\.slots",
+        ),
         ({"plan": "mamba", "mixer_options": {"rnn": {}}}, "unknown here: rnn"),
         ({"mixer_options": {"kla": {"d_state": 3}}}, "such as state_size"),
         ({"layer_mixers": ["mamba"]}, "Leave one of the two out"),
         ({"loss": "other"}, "'mean' or 'marginal'"),
         ({"state_size": 0}, "d_state must be at least 1"),
-        ({"prior": "flat"}, "prior must be one of"),
+        ({"prior": "flat"}, r"kla\.prior in .* must be one of"),
         ({"plan": "attention", "num_attention_heads": 3}, "Choose another num_heads"),
     ],
 )

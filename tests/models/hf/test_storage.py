@@ -154,6 +154,7 @@ def test_missing_keys_start_as_natively_and_the_others_are_kept(tmp_path):
     for name in missing:
         del tensors[name]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "checksums.json").unlink()
     found = KLAForCausalLM.from_pretrained(tmp_path)
     for name, value in model.named_parameters():
         if name not in missing:
@@ -180,6 +181,7 @@ def test_a_missing_key_does_not_start_its_neighbours_again(tmp_path):
     for name in missing:
         del tensors[name]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "checksums.json").unlink()
     found = KLAForCausalLM.from_pretrained(tmp_path)
     for name, value in model.named_parameters():
         assert torch.equal(found.get_parameter(name), value) == (name not in missing), name

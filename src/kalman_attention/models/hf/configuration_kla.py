@@ -1,6 +1,7 @@
 """Options of a KLA language model in HuggingFace's words, flat, as ``config.json`` holds them."""
 
 import math
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from transformers import PreTrainedConfig
@@ -9,6 +10,7 @@ from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.plan import parse_plan
 from kalman_attention.models.presets import preset
+from kalman_attention.reading import read_json
 
 _DEFAULT_MIXERS = {"linear_attention": "kla", "full_attention": "attention"}
 """The mixer that a layer type of transformers means when nothing else is said."""
@@ -247,6 +249,23 @@ def _plain(options: Any) -> dict[str, Any]:
     found = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(options).items()}
     del found["d_model"]
     return found
+
+
+def read_config(path: Path) -> KLAConfig:
+    """The configuration in a file of ``save_pretrained``; anything wrong names the file."""
+    data = read_json(path)
+    known = {name: value for name, value in data.items() if name in KLAConfig.__annotations__}
+    try:
+        return KLAConfig(**known)
+    except Exception as error:  # transformers checks types with errors of its own
+        raise ValueError(f"{path} is no configuration of a KLA model: {error}") from error
+
+
+def native_name(name: str) -> str:
+    """The name that a tensor of ``KLAForCausalLM`` has in ``LanguageModel``."""
+    if name.startswith("lm_head."):
+        return name.removeprefix("lm_")
+    return name.removeprefix("model.")
 
 
 _PARTS = {"model": _MODEL, "kla": _KLA, "attention": _ATTENTION}

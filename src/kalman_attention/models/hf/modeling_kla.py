@@ -9,15 +9,23 @@ initialisation and ``generate``.
 import copy
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.configuration_utils import CONFIG_NAME
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from kalman_attention.losses import marginal_nll
 from kalman_attention.models.block import Block
+from kalman_attention.models.checksums import (
+    check_folder,
+    forget_checksums,
+    measure,
+    write_checksums,
+)
 from kalman_attention.models.hf.caching_kla import adopt
 from kalman_attention.models.hf.configuration_kla import KLAConfig
 from kalman_attention.models.hf.generation_kla import KLAGenerationMixin
@@ -26,6 +34,7 @@ from kalman_attention.models.language_model import LanguageModel
 from kalman_attention.models.output import ModelReadout
 from kalman_attention.models.uncertainty import Uncertainty, draw, predict_marginal
 from kalman_attention.models.vocabulary import Embedding, Head
+from kalman_attention.models.weights import weight_files
 from kalman_attention.nn.float32 import KeepsFloat32
 from kalman_attention.nn.mixer import LayerOutput
 from kalman_attention.nn.norms import RMSNorm
@@ -66,7 +75,15 @@ class KLAPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; process noise that is fixed stays fixed."""
+        """As in transformers, from safetensors only; process noise that is fixed stays fixed."""
+        if kwargs.setdefault("use_safetensors", True) is not True:
+            raise ValueError(
+                "weights are read from safetensors only: a pickle may run any program. Convert "
+                "it where you trust it, with save_pretrained."
+            )
+        folder = Path(str(args[0])) if args else None
+        if folder is not None and folder.is_dir():
+            check_folder(folder, [CONFIG_NAME, *(x.name for x in weight_files(folder))])
         found = super().from_pretrained(*args, **kwargs)
         model = found[0] if isinstance(found, tuple) else found
         # Loading replaces the parameters by trainable ones.
@@ -74,6 +91,16 @@ class KLAPreTrainedModel(PreTrainedModel):
             if prior.raw_p is not None and prior.config.process_noise == "fixed":
                 prior.raw_p.requires_grad_(False)
         return found
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As in transformers, with the checksums of what was written beside it."""
+        folder = Path(save_directory)
+        if folder.is_dir():
+            forget_checksums(folder)
+        super().save_pretrained(save_directory, *args, **kwargs)
+        written = [folder / CONFIG_NAME, *weight_files(folder)]
+        if all(path.is_file() for path in written):  # not on the ranks that do not write
+            write_checksums(folder, {path.name: measure(path) for path in written})
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -1,0 +1,102 @@
+"""Checksums of a folder's files: a bit that has changed is an error, not a worse result.
+
+``save_model`` and ``save_pretrained`` write ``checksums.json`` last and remove an old one first, so
+that a crash leaves a folder without it, which is read unchecked. A training checkpoint lists its
+files in ``checkpoint.json`` in the same form. Remove the file to change a model by hand.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kalman_attention._files import sync_folder, write_atomically
+from kalman_attention.reading import checked, from_dict, open_file, read_json
+
+CHECKSUMS, MANIFEST = "checksums.json", "checkpoint.json"
+
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSum:
+    """What a file must be.
+
+    Attributes:
+        bytes: its size.
+        sha256: its checksum, as hexadecimal digits.
+    """
+
+    bytes: int
+    sha256: str
+
+
+def digest(data: bytes) -> str:
+    """SHA-256 as hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def describe(files: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    """Size and checksum of contents, by the name of the file."""
+    return {name: {"bytes": len(data), "sha256": digest(data)} for name, data in files.items()}
+
+
+def forget_checksums(folder: Path) -> None:
+    """Before files of a folder are written: what is there will soon be true no more."""
+    (folder / CHECKSUMS).unlink(missing_ok=True)
+    sync_folder(folder)
+
+
+def write_checksums(folder: Path, listed: Mapping[str, Mapping[str, Any]]) -> None:
+    """After files of a folder were written: note what they are."""
+    write_atomically(folder / CHECKSUMS, (json.dumps({"files": listed}, indent=1) + "\n").encode())
+
+
+def measure(path: Path) -> dict[str, Any]:
+    """Size and checksum of a file."""
+    size, found = 0, hashlib.sha256()
+    with open_file(path) as file:
+        while piece := file.read(_PIECE):
+            found.update(piece)
+            size += len(piece)
+    return {"bytes": size, "sha256": found.hexdigest()}
+
+
+def check_files(folder: Path, listed: object, source: Path) -> None:
+    """Compare files with their sizes and checksums.
+
+    Args:
+        folder: where they are.
+        listed: ``describe`` of them, as JSON gave it back.
+        source: the file that lists them, for errors.
+    """
+    entries = checked(dict[str, Any], listed, "files", str(source))
+    for name, data in entries.items():
+        if Path(name).name != name or name in (".", ".."):
+            raise ValueError(f"{source} is damaged: {name!r} is not the name of a file beside it.")
+        wanted = from_dict(FileSum, data, f"{source}, files.{name}")
+        _check_file(folder / name, wanted)
+
+
+def check_folder(folder: Path, names: Iterable[str]) -> None:
+    """Compare the given files of a folder with what it says of them, if it does."""
+    for source in (folder / CHECKSUMS, folder / MANIFEST):
+        if source.exists():
+            listed = checked(dict[str, Any], read_json(source).get("files"), "files", str(source))
+            own = {name: listed[name] for name in names if name in listed}
+            return check_files(folder, own, source)
+    return None
+
+
+def _check_file(path: Path, wanted: FileSum) -> None:
+    with open_file(path) as file:
+        size = file.seek(0, 2)
+    if size != wanted.bytes:
+        raise ValueError(f"{path} is damaged: {size} bytes instead of {wanted.bytes}.")
+    if measure(path)["sha256"] != wanted.sha256:
+        raise ValueError(
+            f"{path} is damaged: its contents have changed since it was written (SHA-256). Restore "
+            "it from a copy."
+        )
