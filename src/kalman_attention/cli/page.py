@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kalman_attention.reading import read_bytes
 from kalman_attention.recipes.table import Table
 
 _STYLE = """
@@ -22,6 +23,7 @@ figure { margin: 1rem 0; } img { max-width: 100%; background: white; border-radi
 figcaption, .notes { font-size: .875rem; opacity: .8; }
 """
 
+_MOST_BYTES = 64 << 20
 _KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
 
 
@@ -90,7 +92,7 @@ def _table(table: Table) -> str:
 
 
 def _image(path: Path, caption: str) -> str:
-    data = base64.b64encode(path.read_bytes()).decode()
+    data = base64.b64encode(read_bytes(path, _MOST_BYTES)).decode()
     source = f"data:{_KINDS[path.suffix]};base64,{data}"
     return (
         f'<figure><img alt="{_text(caption)}" src="{source}">'

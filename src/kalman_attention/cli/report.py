@@ -1,9 +1,11 @@
 """``kla report``: one self-contained HTML page of everything that ``kla reproduce`` found."""
 
 import argparse
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from kalman_attention._files import write_atomically
 from kalman_attention.cli.page import Section, render_page
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.experiment import SCALES, Experiment, Scale
@@ -46,7 +48,7 @@ def write_report(path: Path, sections: list[Section]) -> None:
         "paper's, everything else was measured here."
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render_page("Kalman linear attention", intro, sections), encoding="utf-8")
+    write_atomically(path, render_page("Kalman linear attention", intro, sections).encode())
 
 
 def collect(root: Path) -> Iterator[Section]:
@@ -57,6 +59,8 @@ def collect(root: Path) -> Iterator[Section]:
             yield from _experiment(experiment, scale, results)
         for name, caption in _FIGURES.items():
             images = sorted(results.folder(name).glob("*.svg"))
+            for path in images:
+                check_inside(path, root)
             if images:
                 shown = [(path, f"{path.stem.replace('_', ' ')}. {caption}") for path in images]
                 yield Section(title=f"{name}, scale {scale}", images=shown)
@@ -66,14 +70,32 @@ def _experiment(experiment: Experiment, scale: Scale, results: Results) -> Itera
     if not results.folder(experiment.name).is_dir():
         return
     cells = experiment.cells(scale)
+    curves = results.folder(experiment.name) / "learning_curves.svg"
+    for path in (curves, *(results.path(cell) for cell in cells)):
+        check_inside(path, results.root)
     there = [r for c in cells if (r := results.load(c)) is not None]
     if not there:
         return
-    curves = results.folder(experiment.name) / "learning_curves.svg"
+    try:
+        tables = experiment.tables(scale, there)
+    except (KeyError, IndexError, TypeError) as error:
+        where = results.folder(experiment.name) / "cells"
+        named = ", ".join(results.path(c).name for c in cells if results.path(c).is_file())
+        raise ValueError(f"results in {where} lack what a table needs, {error}: {named}") from error
     yield Section(
         title=f"{experiment.name}, scale {scale}",
         text=f"{experiment.summary}; {len(there)} of {len(cells)} cells. In the paper: "
         f"{experiment.source}.",
-        tables=experiment.tables(scale, there),
+        tables=tables,
         images=[(curves, "Learning curves: test accuracy over updates")] if curves.exists() else [],
     )
+
+
+def check_inside(path: Path, root: Path) -> None:
+    """Refuse a link that leads out of a folder: a page may be passed on, other files may not."""
+    real, home = Path(os.path.realpath(path)), Path(os.path.realpath(root))
+    if not real.is_relative_to(home):
+        raise ValueError(
+            f"{path} leads out of {root}, to {real}. A report shows only what is in its folder: "
+            "copy it there, or remove the link."
+        )
