@@ -20,6 +20,7 @@ from kalman_attention.cli import (
 )
 from kalman_attention.cli import eval as evaluate
 from kalman_attention.recipes.machine import keep_memory
+from kalman_attention.train.signals import ending_by_exception
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,8 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     keep_memory()
     try:
-        code: int = args.verb(args)
-        sys.stdout.flush()
+        with ending_by_exception():
+            code: int = args.verb(args)
+            sys.stdout.flush()
     except BrokenPipeError:
         # The reader, such as head, has seen enough; nor must Python complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,11 +3,9 @@
 On a GPU times are those between two events of its stream, and memory is what torch allocated.
 """
 
-import argparse
 import json
 import os
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention import LayerOutput, kla_scan
+from kalman_attention._processes import worker_processes
 from kalman_attention.recipes.machine import about
 
 
@@ -151,10 +150,13 @@ def peak_memory(
     shape: Shape, engine: str, *, backward: bool, device: torch.device = CPU
 ) -> int | None:
     """Bytes that one pass needs beyond its inputs, by a child process; None if it died."""
-    job = json.dumps([list(shape), engine, backward, torch.get_num_threads(), device.type])
-    command = [sys.executable, "-m", "kalman_attention.cli.measure", job]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return int(done.stdout) if done.returncode == 0 else None
+    job = _MemoryJob(shape, engine, backward, torch.get_num_threads(), device.type)
+    try:
+        with worker_processes(1) as workers:
+            ((_, found),) = workers.in_order(_measure_in_child, [job])
+    except (ChildProcessError, MemoryError, RuntimeError):  # torch raises RuntimeError for memory
+        return None
+    return found
 
 
 def available_memory(device: torch.device = CPU) -> int:
@@ -175,24 +177,30 @@ def save_results(path: Path, results: dict[str, Any]) -> None:
     path.write_text(json.dumps({"about": about(), **results}, indent=2) + "\n")
 
 
-def _measure_in_child(job: str) -> None:
-    sizes, engine, backward, threads, kind = json.loads(job)
-    torch.set_num_threads(threads)
-    device = torch.device(kind)
-    small = make_inputs(Shape(1, 64, 8, 2), grad=backward, device=device)
+class _MemoryJob(NamedTuple):
+    shape: Shape
+    engine: str
+    backward: bool
+    threads: int
+    device: str
+
+
+def _measure_in_child(job: _MemoryJob) -> int:
+    torch.set_num_threads(job.threads)
+    device = torch.device(job.device)
+    small = make_inputs(Shape(1, 64, 8, 2), grad=job.backward, device=device)
     # A first small call, so that libraries and threads are not counted.
-    scan_pass(small, engine, backward=backward)()
-    inputs = make_inputs(Shape(*sizes), grad=backward, device=device)
-    call = scan_pass(inputs, engine, backward=backward)
+    scan_pass(small, job.engine, backward=job.backward)()
+    inputs = make_inputs(job.shape, grad=job.backward, device=device)
+    call = scan_pass(inputs, job.engine, backward=job.backward)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
         call()
-        print(torch.cuda.max_memory_allocated() - held)
-        return
+        return torch.cuda.max_memory_allocated() - held
     before = _resident("VmRSS")
     call()
-    print(max(0, _resident("VmHWM") - before))
+    return max(0, _resident("VmHWM") - before)
 
 
 def _resident(field: str) -> int:
@@ -206,9 +214,3 @@ def _resident(field: str) -> int:
         return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     line = next(x for x in status.read_text().splitlines() if x.startswith(field))
     return 1024 * int(line.split()[1])
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Internal: peak memory of one pass.")
-    parser.add_argument("job")
-    _measure_in_child(parser.parse_args().job)

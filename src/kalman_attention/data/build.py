@@ -6,6 +6,7 @@ is written after the rest of it.
 """
 
 import os
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -177,11 +178,12 @@ def _write_all(
     else:
         begin = min(writer.next for writer in writers.values())
     done = sum(writer.bytes for writer in writers.values())
-    for encoded in encode_all(folder, options.corpus, begin, tokenizer, workers):
-        writers[options.split_of(encoded.next - 1)].add(encoded)
-        done += encoded.bytes
-        if progress:
-            progress.update(done, f"{sum(len(w.shards) for w in writers.values())} shards")
+    with closing(encode_all(folder, options.corpus, begin, tokenizer, workers)) as stream:
+        for encoded in stream:
+            writers[options.split_of(encoded.next - 1)].add(encoded)
+            done += encoded.bytes
+            if progress:
+                progress.update(done, f"{sum(len(w.shards) for w in writers.values())} shards")
     if progress:
         progress.close()
     if options.validation == LAST:

@@ -1,14 +1,14 @@
 """Compute many cells: one thread each, several processes, and never the same cell twice."""
 
-import multiprocessing
+import contextlib
+import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from kalman_attention._processes import worker_processes
 from kalman_attention.recipes.cell import Cell, Results
 from kalman_attention.recipes.machine import keep_memory
 
@@ -46,20 +46,35 @@ def run_cells(
     if jobs > 1:
         done = _in_processes(missing, results, jobs, watch or (lambda running: None))
     began = time.perf_counter()
-    for number, cell in enumerate(done, 1):
-        left = (time.perf_counter() - began) / number * (len(missing) - number)
-        result = results.load(cell)
-        assert result is not None
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in _few(result["metrics"]))
-        say(f"[{number}/{len(missing)}] {cell.name}: {shown}  (about {left / 60:.0f} min left)")
+    with contextlib.closing(done), _saying_what_is_kept(missing, results, say):
+        for number, cell in enumerate(done, 1):
+            left = (time.perf_counter() - began) / number * (len(missing) - number)
+            result = results.load(cell)
+            assert result is not None
+            shown = "  ".join(f"{name} {value:.4f}" for name, value in _few(result["metrics"]))
+            say(f"[{number}/{len(missing)}] {cell.name}: {shown}  (about {left / 60:.0f} min left)")
     return [result for cell in cells if (result := results.load(cell)) is not None]
+
+
+@contextlib.contextmanager
+def _saying_what_is_kept(cells: Sequence[Cell], results: Results, say: Say) -> Iterator[None]:
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        finished = sum(results.path(cell).exists() for cell in cells)
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            say(
+                f"stopped: {finished} of {len(cells)} cells are finished and kept; the same "
+                "command goes on from there"
+            )
+        raise
 
 
 def _few(metrics: dict[str, Any]) -> list[tuple[str, float]]:
     return [(k, v) for k, v in metrics.items() if isinstance(v, float)][:2]
 
 
-def _one_by_one(cells: Sequence[Cell], results: Results) -> Iterator[Cell]:
+def _one_by_one(cells: Sequence[Cell], results: Results) -> Generator[Cell, None, None]:
     before = torch.get_num_threads()
     try:
         for cell in cells:
@@ -71,28 +86,11 @@ def _one_by_one(cells: Sequence[Cell], results: Results) -> Iterator[Cell]:
 
 def _in_processes(
     cells: Sequence[Cell], results: Results, jobs: int, watch: Watch
-) -> Iterator[Cell]:
-    # Spawned, not forked: a fork of a process that has used threads may hang.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=keep_memory) as pool:
-        running: dict[Future[None], Cell] = {
-            pool.submit(compute, cell, results, show=False): cell for cell in cells
-        }
-        try:
-            while running:
-                # A pool calls one more future running: the next, which it has taken but not begun.
-                watch([cell for future, cell in running.items() if future.running()][:jobs])
-                for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
-                    cell = running.pop(future)
-                    future.result()
-                    yield cell
-        except BrokenProcessPool:
-            raise ChildProcessError(
-                "a process that computed a cell was killed, perhaps for want of memory. Nothing "
-                "is lost: the same command goes on where it stopped."
-            ) from None
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+) -> Generator[Cell, None, None]:
+    work = functools.partial(compute, results=results, show=False)
+    with worker_processes(jobs, keep_memory) as workers:
+        for cell, _ in workers.as_completed(work, cells, watch):
+            yield cell
 
 
 def compute(cell: Cell, results: Results, *, show: bool) -> None:

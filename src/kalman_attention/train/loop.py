@@ -86,7 +86,8 @@ def fit(
 
     Raises:
         NonFiniteError: a loss or gradient is infinite or NaN; the update is kept for inspection.
-        KeyboardInterrupt: Ctrl-C, after saving. SIGTERM raises SystemExit with code 143.
+        KeyboardInterrupt: Ctrl-C, after saving. SIGTERM and SIGHUP, after saving, raise
+            SystemExit with the codes 143 and 129.
     """
     where = Path(folder)
     where.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
 """A line that says how training goes: live on a terminal, now and then elsewhere."""
 
+import errno
 import shutil
 import sys
 import time
@@ -56,7 +57,7 @@ class Progress:
         if self._live:
             self._draw(f"{bar(step / self._total)} {line}")
         else:
-            print(line, file=self._stream, flush=True)
+            self._print(line)
 
     def evaluated(self, step: int, metrics: Mapping[str, float], *, best: bool) -> None:
         """Take note of an evaluation; where the line is not live, print it."""
@@ -65,18 +66,18 @@ class Progress:
         if self._enabled and not self._live:
             shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
             mark = "  best so far" if best else ""
-            print(f"step {step}/{self._total}  eval: {shown}{mark}", file=self._stream, flush=True)
+            self._print(f"step {step}/{self._total}  eval: {shown}{mark}")
 
     def note(self, text: str) -> None:
         """Print a line that stays."""
         if self._enabled:
             self._draw("")
-            print(text, file=self._stream, flush=True)
+            self._print(text)
 
     def close(self) -> None:
         """Leave the live line, and go on below it."""
         if self._shown:
-            print(file=self._stream, flush=True)
+            self._print("")
             self._shown = ""
 
     def _draw(self, line: str) -> None:
@@ -84,8 +85,18 @@ class Progress:
         line = line[: shutil.get_terminal_size().columns - 1]
         if self._live and (line or self._shown):
             blank = " " * max(0, len(self._shown) - len(line))
-            print(f"\r{line}{blank}", end="" if line else "\r", file=self._stream, flush=True)
+            self._print(f"\r{line}{blank}", end="" if line else "\r")
             self._shown = line
+
+    def _print(self, text: str, end: str = "\n") -> None:
+        """Print; a terminal that is closed ends the show, not the training (SIGHUP will follow)."""
+        if self._enabled:
+            try:
+                print(text, end=end, file=self._stream, flush=True)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                self._enabled = False
 
 
 def bar(fraction: float) -> str:

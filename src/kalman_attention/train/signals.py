@@ -1,12 +1,44 @@
-"""Ctrl-C and SIGTERM as a wish that is granted at the next step."""
+"""What ends a program: Ctrl-C, SIGTERM of a scheduler, SIGHUP of a terminal that is closed.
+
+A command ends at once, but by an exception, so that its workers end before it. Training grants the
+wish at the next step, with everything saved. ``nohup`` stays what it is: an ignored SIGHUP is left
+alone.
+"""
 
 import os
 import signal
+import stat
 import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+_NAMES = {
+    number: shown
+    for name, shown in (("SIGINT", "Ctrl-C"), ("SIGTERM", "SIGTERM"), ("SIGHUP", "SIGHUP"))
+    if (number := getattr(signal, name, None)) is not None  # Windows has no SIGHUP
+}
+
+
+@contextmanager
+def ending_by_exception() -> Iterator[None]:
+    """While active, SIGTERM and SIGHUP raise ``SystemExit``, as Ctrl-C raises KeyboardInterrupt.
+
+    Left to themselves they end Python on the spot, and nothing is closed or told to stop.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        leave_dead_terminal()
+        with suppress(OSError):  # by a plain write: printing is not safe in a handler
+            os.write(2, f"\nstopped by {_NAMES[signal.Signals(number)]}\n".encode())
+        raise SystemExit(128 + number)
+
+    before = _handle([number for number in _NAMES if number != signal.SIGINT], end)
+    try:
+        yield
+    finally:
+        _restore(before)
 
 
 class Signals:
@@ -24,9 +56,7 @@ class Signals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python forbids it
-            for number in _NAMES:
-                self._before[number] = signal.signal(number, self._receive)
+        self._before = _handle(list(_NAMES), self._receive)
         return self
 
     def __exit__(
@@ -35,8 +65,7 @@ class Signals:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        _restore(self._before)
 
     @property
     def name(self) -> str:
@@ -45,14 +74,45 @@ class Signals:
 
     def stop(self) -> None:
         """End the program the way that the signal asks for, now that all is saved."""
-        if self.received == signal.SIGTERM:
-            raise SystemExit(128 + signal.SIGTERM)
+        if self.received not in (None, signal.SIGINT):
+            raise SystemExit(128 + self.received)
         raise KeyboardInterrupt(f"training stopped by {self.name}; everything is saved")
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.received = number
-        if self.announce:  # by a plain write: printing is not safe in a handler
+        leave_dead_terminal()
+        first, self.received = self.received is None, number
+        if self.announce and first:  # by a plain write: printing is not safe in a handler
             text = f"\n{self.name}: saving after this step; Ctrl-C again stops at once\n"
-            os.write(2, text.encode())
+            with suppress(OSError):
+                os.write(2, text.encode())
+
+
+def leave_dead_terminal() -> None:
+    """Turn output to a terminal that was closed to nowhere: it would be an error, not a message."""
+    for output in (1, 2):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(output).st_mode) and not os.isatty(output):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, output)
+                os.close(nowhere)
+
+
+def _handle(
+    numbers: Sequence[int], handler: Callable[[int, FrameType | None], None]
+) -> dict[int, Any]:
+    """Install a handler where Python allows it; returns those that were there before."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    ignored = getattr(signal, "SIGHUP", None)
+    return {
+        number: signal.signal(number, handler)
+        for number in numbers
+        if number != ignored or signal.getsignal(number) is not signal.SIG_IGN
+    }
+
+
+def _restore(before: dict[int, Any]) -> None:
+    for number, handler in before.items():
+        signal.signal(number, handler)
