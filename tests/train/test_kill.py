@@ -82,3 +82,30 @@ def test_ctrl_c_and_sigterm_save_and_say_how_to_continue(tmp_path):
     toy.run(folder, **toy.LONGER)
     toy.run(tmp_path / "whole", **toy.LONGER)
     assert final(folder) == final(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("cut", [0, 2])
+def test_a_signal_cuts_an_evaluation_which_is_made_up_for(tmp_path, number, cut):
+    # Evaluations come at steps 3, 6 and 7, the last.
+    measure, calls = toy.build()[4], iter(range(99))
+
+    def evaluate(model):
+        if next(calls) == cut:
+            os.kill(os.getpid(), number)
+            raise AssertionError("it was not cut at once")
+        return measure(model)
+
+    folder = tmp_path / "cut"
+    options = {"save_every": None}
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as stopped:
+        toy.run(folder, evaluate=evaluate, **options)
+    code = None if number == signal.SIGINT else 128 + number
+    assert getattr(stopped.value, "code", None) == code
+    assert os.path.basename(os.readlink(folder / "last")) == f"step-{(3, 6, 7)[cut]:08d}"
+    assert sum(record["kind"] == "eval" for record in toy.records(folder)) == cut
+    _, found = toy.run(folder, **options)
+    _, expected = toy.run(tmp_path / "whole", **options)
+    assert final(folder) == final(tmp_path / "whole")
+    assert found.best.step == expected.best.step
+    assert os.readlink(folder / "best") == os.readlink(tmp_path / "whole" / "best")

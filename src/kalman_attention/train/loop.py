@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from kalman_attention.train.objective import Evaluate, Loss
 from kalman_attention.train.progress import Progress
 from kalman_attention.train.result import Best, Reason, Result
 from kalman_attention.train.seeds import derive_seed, own_randomness, seed_global
-from kalman_attention.train.signals import Signals
+from kalman_attention.train.signals import Signals, StopNow
 from kalman_attention.train.snapshot import (
     check_identity,
     identity,
@@ -118,6 +118,7 @@ class _State:
     step: int = 0
     seconds: float = 0.0
     stale: int = 0  # evaluations since the best
+    unmeasured: bool = False  # a signal has cut the evaluation of this step
     best: dict[str, Any] | None = None
     batches: dict[str, Any] = field(default_factory=dict)
     threads: int = 0
@@ -181,6 +182,9 @@ class _Run:
         """Update until there is a reason to stop."""
         self.model.train()
         self.updater.clear_gradients()
+        if self.state.unmeasured and self.evaluate is not None:
+            self._evaluate(self.evaluate)
+            self._save()
         while (reason := self._reason()) is None:
             if self._interrupted():
                 self._interrupt()
@@ -227,8 +231,20 @@ class _Run:
         state, config = self.state, self.config
         seed_global(derive_seed(config.seed, "evaluation"), self.updater.device)
         self.model.eval()
-        with torch.no_grad(), self.updater.autocast(), self.parallel.evaluating(self.model):
-            found = {name: float(value) for name, value in evaluate(self.model).items()}
+        # Ranks have to stop at the same place, which is the next update.
+        alone = self.parallel.size == 1
+        try:
+            with (
+                self.signals.at_once() if alone else contextlib.nullcontext(),
+                torch.no_grad(),
+                self.updater.autocast(),
+                self.parallel.evaluating(self.model),
+            ):
+                found = {name: float(value) for name, value in evaluate(self.model).items()}
+        except StopNow:
+            state.unmeasured = True
+            self._interrupt()
+        state.unmeasured = False
         found = self.parallel.follow(found)
         self.model.train()
         self._write("eval", found)
@@ -315,7 +331,7 @@ class _Run:
         if self.log is not None:
             self.log.write(kind, self.state.step, self._seconds(), values)
 
-    def _interrupt(self) -> None:
+    def _interrupt(self) -> NoReturn:
         assert self.progress is not None
         if self.saved[0] != self.state.step:
             self._save()

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 _NAMES = {
     number: shown
@@ -41,10 +41,15 @@ def ending_by_exception() -> Iterator[None]:
         _restore(before)
 
 
+class StopNow(BaseException):
+    """A signal has cut what can be done again."""
+
+
 class Signals:
     """While active, a first signal is only remembered; a second Ctrl-C stops at once.
 
-    An update that is cut in the middle would leave weights that belong to no step.
+    An update that is cut in the middle would leave weights that belong to no step. An evaluation,
+    which may take minutes, can be cut: see ``at_once``.
 
     Args:
         announce: say on standard error that the first one was heard.
@@ -53,6 +58,7 @@ class Signals:
     def __init__(self, *, announce: bool = True) -> None:
         self.announce = announce
         self.received: int | None = None
+        self._cutting = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
@@ -67,12 +73,23 @@ class Signals:
     ) -> None:
         _restore(self._before)
 
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """While active, a signal raises ``StopNow``, also one that came before."""
+        self._cutting = True
+        try:
+            if self.received is not None:
+                raise StopNow
+            yield
+        finally:
+            self._cutting = False
+
     @property
     def name(self) -> str:
         """What was received, for people."""
         return "" if self.received is None else _NAMES[signal.Signals(self.received)]
 
-    def stop(self) -> None:
+    def stop(self) -> NoReturn:
         """End the program the way that the signal asks for, now that all is saved."""
         if self.received not in (None, signal.SIGINT):
             raise SystemExit(128 + self.received)
@@ -87,6 +104,8 @@ class Signals:
             text = f"\n{self.name}: saving after this step; Ctrl-C again stops at once\n"
             with suppress(OSError):
                 os.write(2, text.encode())
+        if self._cutting:
+            raise StopNow
 
 
 def leave_dead_terminal() -> None:
