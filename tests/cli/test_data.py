@@ -39,7 +39,10 @@ def test_bad_text_is_reported(tmp_path, capsys):
     path = tmp_path / "bad.txt"
     path.write_bytes(b"|".join([b"fine text", b"b\xffd"] * 40))
     out = ["--out", str(tmp_path / "out"), "--validation", "5", "--separator", "|"]
-    assert main(["data", str(path), *out, *SMALL[2:], "--vocab", "265"]) == 0
+    command = ["data", str(path), *out, *SMALL[2:], "--vocab", "265"]
+    assert main(command) == 1
+    assert "40 of its first 559 bytes are invalid" in capsys.readouterr().err
+    assert main([*command, "--replace-invalid"]) == 0
     said = capsys.readouterr().out
     assert "40 documents were not valid UTF-8: 40 places became U+FFFD" in said
     assert "validation is every 5th document" in said

@@ -73,6 +73,90 @@ def test_a_small_corpus_gives_its_last_twentieth(tmp_path):
     assert 0.02 < share < 0.08
 
 
+def lines(count):
+    return "".join(f"{text(i, 6)}\n" for i in range(count))
+
+
+@pytest.mark.parametrize(
+    ("contents_of_files", "begins_a_line"),
+    [
+        ([lines(200)], True),
+        ([lines(20), lines(180)], True),
+        ([lines(180), lines(20)], True),
+        ([lines(30)] * 10, True),
+        ([text(1, 2000)], False),  # no line ends: between words
+        (["\u4f60\u597d" * 900], False),  # nor spaces: between characters
+    ],
+    ids=["one", "two", "a small last", "ten", "a line", "no words"],
+)
+def test_few_documents_give_their_last_twentieth(tmp_path, contents_of_files, begins_a_line):
+    for i, content in enumerate(contents_of_files):
+        (tmp_path / f"{i}.txt").write_text(content, encoding="utf-8")
+    found = Corpus(inputs=tuple(str(p) for p in sorted(tmp_path.glob("*.txt"))))
+    out = tmp_path / "out"
+    chosen = BuildOptions(corpus=found, vocab_size=265)
+    build(out, chosen, workers=1, quiet=True)
+    data = ShardedTokens(out)
+    data.check()
+    train, validation = decoded(data, "train"), decoded(data, "validation")
+    assert train[: len(contents_of_files) - 1] == contents_of_files[:-1]
+    assert "".join(train + validation) == "".join(contents_of_files)
+    assert not begins_a_line or train[-1].endswith("\n")
+    assert data.index.total("bytes") == sum(len(each.encode()) for each in contents_of_files)
+    assert data.index.total("bytes", "validation") == len(validation[-1].encode())
+    share = data.index.total("tokens", "validation") / data.index.total("tokens")
+    assert 0.02 < share <= 0.05
+
+
+def test_stopped_while_a_document_is_divided_it_goes_on(tmp_path, monkeypatch):
+    (tmp_path / "book.txt").write_text(lines(100))
+    chosen = BuildOptions(corpus=Corpus(inputs=(str(tmp_path / "book.txt"),)), vocab_size=300)
+    build(tmp_path / "clean", chosen, workers=1, quiet=True)
+    want, real = contents(tmp_path / "clean"), os.replace
+
+    def replace(a, b):
+        if str(b).endswith("validation_00000.bin"):
+            raise Stop
+        real(a, b)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(Stop):
+        build(tmp_path / "stopped", chosen, workers=1, quiet=True)
+    assert (tmp_path / "stopped" / "train_00000.json").exists()
+    monkeypatch.setattr(os, "replace", real)
+    build(tmp_path / "stopped", chosen, workers=1, quiet=True)
+    assert contents(tmp_path / "stopped") == want
+
+
+@pytest.mark.parametrize(
+    ("size", "entries"),
+    [(1, 265), (1 << 18, 512), (1_800_000, 2048), ((1 << 24) - 1, 16_384), (1 << 24, 32_768)],
+)
+def test_the_default_vocabulary_follows_the_size(size, entries):
+    assert building.default_vocabulary(size) == entries
+    assert building.default_vocabulary(0) == building.default_vocabulary(1 << 40) == 32_768
+
+
+def test_what_came_to_no_shard_does_not_bind_the_next(tmp_path):
+    out = tmp_path / "shards"
+    with pytest.raises(ValueError, match=r"too short to learn 9,000 tokens.* at most \d"):
+        build(out, options(tmp_path, vocab_size=9000), workers=1, quiet=True)
+    train_tokenizer([text(1, 300)], 290).save(out)  # as if it had been stopped after it
+    build(out, options(tmp_path), workers=1, quiet=True)
+    build(tmp_path / "clean", options(tmp_path), workers=1, quiet=True)
+    assert contents(out) == contents(tmp_path / "clean")
+
+
+def test_the_tokenizer_of_something_else_is_left_alone(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    train_tokenizer([text(1, 300)], 290).save(model)
+    before = contents(model)
+    with pytest.raises(ValueError, match=r"no `kla data` has put there.*--tokenizer"):
+        build(model, options(tmp_path), workers=1, quiet=True)
+    assert contents(model) == before
+
+
 def test_the_same_bytes_for_any_number_of_workers(tmp_path, monkeypatch):
     monkeypatch.setattr(encoding, "BATCH_DOCUMENTS", 7)
     one, two = tmp_path / "one", tmp_path / "two"
@@ -266,17 +350,19 @@ def test_corpora_that_are_too_small(tmp_path):
         chosen = BuildOptions(corpus=found, tokenizer=str(tmp_path / "t"), **changes)
         build(tmp_path / name, chosen, workers=1, quiet=True)
 
-    with pytest.raises(ValueError, match="empty: none of its documents"):
+    with pytest.raises(ValueError, match=r"nothing\.txt is empty: there is no text"):
         attempt("nothing", "")
     with pytest.raises(ValueError, match="empty: none of its documents"):
         attempt("borders", "|||")
     with pytest.raises(ValueError, match="no document is left for validation"):
-        attempt("one", "only one document")
+        attempt("one", "o")
     with pytest.raises(ValueError, match="no document is left for validation"):
         attempt("few", "one|two|three", validation=4)
     (tmp_path / "folder").mkdir()
     with pytest.raises(ValueError, match="no file that could be read"):
         build(tmp_path / "x", BuildOptions(corpus=Corpus(inputs=(str(tmp_path / "folder"),))))
+    assert not (tmp_path / "x").exists()
+    assert not list(tmp_path.rglob("*.bin"))
 
 
 def test_refused_options():
@@ -290,7 +376,9 @@ def test_damaged_text_is_counted(tmp_path):
     path = tmp_path / "bad.txt"
     path.write_bytes(b"|".join([b"fine text", b"b\xffd", b"\xfe\xff", b"ok"] * 20))
     chosen = BuildOptions(
-        corpus=Corpus(inputs=(str(path),), separator="|"), vocab_size=265, shard_tokens=40
+        corpus=Corpus(inputs=(str(path),), separator="|", replace_invalid=True),
+        vocab_size=265,
+        shard_tokens=40,
     )
     index = build(tmp_path / "out", chosen, workers=1, quiet=True)
     assert index.total("damaged") == 40

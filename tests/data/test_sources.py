@@ -71,6 +71,40 @@ def test_bad_utf8_is_replaced_and_counted(tmp_path):
     assert read(tmp_path / "b.jsonl") == [Document("half \ufffd \ufffd", 2), Document("fine", 0)]
 
 
+@pytest.mark.parametrize(
+    ("content", "fine"),
+    [
+        ("\u00e4\u4f60".encode() * 40_000, True),  # cut inside a character after 65,536 bytes
+        (b"some text with a stray \xff byte; " * 3 + b"and much without one. " * 100, True),
+        ("Gr\u00fc\u00dfe aus K\u00f6ln, und sch\u00f6ne! ".encode("latin-1") * 50, False),
+        ("plain text".encode("utf-16"), False),
+        (b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4, False),
+    ],
+    ids=["text", "stray", "latin-1", "utf-16", "png"],
+)
+def test_what_is_not_text_is_refused_by_its_content(tmp_path, content, fine):
+    for name in ("a.txt", "a.txt.gz", "a.jsonl"):
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        Corpus(inputs=(str(path),), replace_invalid=True).check()
+        if fine:
+            Corpus(inputs=(str(path),)).check()
+        else:
+            with pytest.raises(ValueError, match=r"is not UTF-8 text: .*--replace-invalid"):
+                Corpus(inputs=(str(path),)).check()
+
+
+def test_empty_files_are_named(tmp_path):
+    for name in "abcd":
+        (tmp_path / f"{name}.txt").write_text("")
+    with pytest.raises(ValueError, match=r"a\.txt is empty"):
+        Corpus(inputs=(str(tmp_path / "a.txt"),)).check()
+    with pytest.raises(ValueError, match=r"c\.txt and 1 more files are empty"):
+        Corpus(inputs=(str(tmp_path),)).check()
+    (tmp_path / "d.txt").write_text("text")
+    Corpus(inputs=(str(tmp_path),)).check()
+
+
 def test_jsonl_fields_and_refusals(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"body": "x"}\n\n{"body": "y"}\n')

@@ -36,7 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vocab",
         type=int,
-        help=f"entries of a trained tokenizer (32768; {NANO_VOCABULARY} for the standard library)",
+        help="entries of a trained tokenizer (default: the largest power of two that leaves 512 "
+        f"bytes of text for each, 32768 at most; {NANO_VOCABULARY} for the standard library)",
+    )
+    parser.add_argument(
+        "--replace-invalid",
+        action="store_true",
+        help="read also files that are hardly UTF-8; what is not becomes U+FFFD",
     )
     parser.add_argument("--tokenizer-characters", type=int, default=2_000_000_000)
     parser.add_argument("--shard-tokens", type=int, default=1 << 23)
@@ -72,10 +78,11 @@ def run(args: argparse.Namespace) -> int:
             text_field=args.field,
             separator=args.separator and args.separator.encode().decode("unicode_escape"),
             document_bytes=args.document_bytes,
+            replace_invalid=args.replace_invalid,
         ),
         tokenizer=args.tokenizer,
         bos=args.bos,
-        vocab_size=args.vocab or (32_768 if inputs else NANO_VOCABULARY),
+        vocab_size=args.vocab or (None if inputs else NANO_VOCABULARY),
         tokenizer_characters=args.tokenizer_characters,
         shard_tokens=args.shard_tokens,
         validation=args.validation,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kalman_attention._files import sweep, write_json
-from kalman_attention.data.encoding import encode_all
+from kalman_attention.data.encoding import BATCH_CHARACTERS, beginning, divide, encode_all
 from kalman_attention.data.progress import Progress
 from kalman_attention.data.shards import (
     INDEX,
@@ -27,13 +27,20 @@ from kalman_attention.data.shards import (
     write_shard,
 )
 from kalman_attention.data.sources import Corpus, documents
-from kalman_attention.data.tokenizer import TOKENIZER, Tokenizer, train_tokenizer
+from kalman_attention.data.tokenizer import (
+    BYTE_VOCABULARY,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    Tokenizer,
+    train_tokenizer,
+)
 from kalman_attention.reading import from_dict, read_json
 
 PLAN = "build.json"
 LAST = 0
 
 _LARGEST_SHARE = 0.05
+_LARGEST_VOCABULARY, _BYTES_PER_ENTRY = 32_768, 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +51,19 @@ class BuildOptions:
         corpus: the documents.
         tokenizer: folder, file or hub name of a tokenizer; None trains one.
         bos: start-of-text token of that tokenizer, if it does not name one itself.
-        vocab_size: entries of a tokenizer that is trained.
+        vocab_size: entries of a tokenizer that is trained; None for what suits the size of the
+            corpus, see ``default_vocabulary``.
         tokenizer_characters: characters it is trained on, at most.
         shard_tokens: tokens of a shard; the document that reaches it is the last.
         validation: 0 keeps the last shard for validation (half a shard or more of a large corpus,
-            the last twentieth of a small one); n keeps every n-th document.
+            the last twentieth of a small one, for which a document may be cut at a line end); n
+            keeps every n-th document.
     """
 
     corpus: Corpus
     tokenizer: str | None = None
     bos: str | None = None
-    vocab_size: int = 32_768
+    vocab_size: int | None = None
     tokenizer_characters: int = 2_000_000_000
     shard_tokens: int = 1 << 23
     validation: int = LAST
@@ -78,6 +87,20 @@ class BuildOptions:
         return f"every {self.validation}th document" if self.validation else "last shard"
 
 
+def default_vocabulary(size: int) -> int:
+    """Entries of a tokenizer for a corpus of ``size`` bytes, 0 for unknown.
+
+    The largest power of two that leaves 512 bytes of text, a hundred tokens or more, for each
+    entry: an embedding that is hardly ever seen is hardly trained. At most 32,768, as in the
+    paper's recipe; less than 256 KiB of text is best read byte by byte.
+
+    >>> default_vocabulary(100_000), default_vocabulary(1_800_000), default_vocabulary(10**9)
+    (265, 2048, 32768)
+    """
+    fitting = 1 << (size // _BYTES_PER_ENTRY).bit_length() >> 1
+    return min(_LARGEST_VOCABULARY, max(BYTE_VOCABULARY, fitting)) if size else _LARGEST_VOCABULARY
+
+
 def build(
     folder: str | os.PathLike[str],
     options: BuildOptions,
@@ -97,18 +120,17 @@ def build(
         The index of the finished folder.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    options.corpus.check()
     sources = options.corpus.describe()
-    if not sources:
-        raise ValueError("the corpus is empty: no file that could be read was found.")
+    folder.mkdir(parents=True, exist_ok=True)
     _agree_on_plan(folder, {**asdict(options), "sources": sources})
     sweep(folder)
-    tokenizer = _tokenizer(folder, options)
+    size = sum(source.get("bytes", 0) for source in sources)
+    tokenizer = _tokenizer(folder, options, size)
     if (folder / INDEX).is_file():
         return _finished(folder, tokenizer)
-    size = sum(source.get("bytes", 0) for source in sources)
     progress = None if quiet else Progress("tokenising", size or None)
-    shards = _write_all(folder, options, tokenizer, workers or os.cpu_count() or 1, progress)
+    shards = _write_all(folder, options, tokenizer, workers or _enough(size), progress)
     index = Index(
         tokenizer=tokenizer.fingerprint,
         vocab_size=tokenizer.vocab_size,
@@ -122,21 +144,41 @@ def build(
     return index
 
 
+def _enough(size: int) -> int:
+    """One process per core, but none that would have nothing to do."""
+    cores = os.cpu_count() or 1
+    return min(cores, size // BATCH_CHARACTERS + 1) if size else cores
+
+
 def _agree_on_plan(folder: Path, plan: dict[str, Any]) -> None:
     path = folder / PLAN
     if not path.is_file():
+        if (folder / TOKENIZER).is_file():
+            raise ValueError(
+                f"{folder} holds a tokenizer that no `kla data` has put there. Choose another "
+                f"folder; to use that tokenizer, add --tokenizer {folder}."
+            )
         return write_json(path, plan)
     begun = read_json(path)
     now = {**plan, "corpus": {**plan["corpus"], "inputs": list(plan["corpus"]["inputs"])}}
     changed = [name for name in now if begun.get(name) != now[name]]
-    if changed:
+    if changed and _has_shards(folder):
         raise ValueError(
             f"{folder} was begun with another {' and another '.join(changed)}. Choose another "
             "folder, or delete this one to build it anew."
         )
+    if changed:  # nothing is lost with what came to no shard, and its tokenizer may not fit
+        for name in (TOKENIZER, TOKENIZER_CONFIG):
+            (folder / name).unlink(missing_ok=True)
+        write_json(path, plan)
 
 
-def _tokenizer(folder: Path, options: BuildOptions) -> Tokenizer:
+def _has_shards(folder: Path) -> bool:
+    notes = (folder.glob(f"{split}_*.json") for split in (TRAIN, VALIDATION))
+    return (folder / INDEX).exists() or any(path for found in notes for path in found)
+
+
+def _tokenizer(folder: Path, options: BuildOptions, size: int) -> Tokenizer:
     if (folder / TOKENIZER).is_file():
         return Tokenizer.load(folder)
     if options.tokenizer is not None:
@@ -148,7 +190,10 @@ def _tokenizer(folder: Path, options: BuildOptions) -> Tokenizer:
             if options.split_of(place) == TRAIN
         )
         found = train_tokenizer(
-            texts, options.vocab_size, max_characters=options.tokenizer_characters
+            texts,
+            options.vocab_size or default_vocabulary(size),
+            max_characters=options.tokenizer_characters,
+            fewer=options.vocab_size is None,
         )
     found.save(folder)
     return found
@@ -188,19 +233,24 @@ def _write_all(
         progress.close()
     if options.validation == LAST:
         writers[TRAIN].give_last(writers[VALIDATION])
+    _check_division(writers)
     for writer in writers.values():
         writer.close()
-    found = [shard for writer in writers.values() for shard in writer.shards]
-    if not found:
+    return [shard for writer in writers.values() for shard in writer.shards]
+
+
+def _check_division(writers: dict[str, "_Writer"]) -> None:
+    """Refuse a split without documents, before the last shards are written."""
+    count = {split: writer.documents for split, writer in writers.items()}
+    if not any(count.values()):
         raise ValueError("the corpus is empty: none of its documents has any text.")
-    for split, writer in writers.items():
-        if not writer.shards:
+    for split, found in count.items():
+        if not found:
             raise ValueError(
-                f"no document is left for {split}: the corpus has "
-                f"{sum(s.documents for s in found)} in all. Bring more, cut them smaller (a "
-                "separator, fewer bytes per document), or choose another validation."
+                f"no document is left for {split}: the corpus has {sum(count.values())} in all. "
+                "Bring more, cut them smaller (a separator, fewer bytes per document), or choose "
+                "another validation."
             )
-    return found
 
 
 class _Cut(NamedTuple):
@@ -216,30 +266,38 @@ class _Writer:
     def __init__(
         self, folder: Path, split: str, options: BuildOptions, tokenizer: Tokenizer
     ) -> None:
-        self.folder, self.split, self.fingerprint = folder, split, tokenizer.fingerprint
+        self.folder, self.split, self.tokenizer = folder, split, tokenizer
+        self.fingerprint = tokenizer.fingerprint
         self.budget = options.shard_tokens
         self.dtype = token_dtype(tokenizer.vocab_size)
         self.waiting: list[Encoded] = []
         self.tokens = 0
         self.restart()
         while (found := self._kept()) is not None:
-            self.shards.append(found[0])
-            self.next = found[1]
+            shard, self.next, self.taken = found
+            self.shards.append(shard)
 
     def restart(self) -> None:
         """Forget what an earlier run wrote."""
         self.shards: list[Shard] = []
-        self.next = 0
+        self.next = self.taken = 0  # document to go on with, and tokens of it that are written
 
     @property
     def bytes(self) -> int:
         """Text in the shards that are written."""
         return sum(shard.bytes for shard in self.shards)
 
+    @property
+    def documents(self) -> int:
+        """Documents that are written or wait for it."""
+        return len(self.waiting) + sum(shard.documents for shard in self.shards)
+
     def add(self, encoded: Encoded) -> None:
-        """Take a document, unless an earlier run has written it already."""
+        """Take a document, or the part of it that no earlier run has written."""
         if encoded.next <= self.next or len(encoded.tokens) == 1:
             return
+        if encoded.next == self.next + 1 and self.taken:
+            _, encoded = divide(encoded, self.taken, self.tokenizer)
         self.waiting.append(encoded)
         self.tokens += len(encoded.tokens)
         # Half a shard stays back, so that the last one is never a mere remainder.
@@ -251,9 +309,12 @@ class _Writer:
     def give_last(self, other: "_Writer") -> None:
         """Leave the last shard to another writer, but not more than a share of everything."""
         total = self.tokens + sum(shard.tokens for shard in self.shards)
-        surplus = self.tokens - int(_LARGEST_SHARE * total)
-        if surplus > 0 and len(self.waiting) > 1:
-            self._write(self._first(surplus))
+        share = max(int(_LARGEST_SHARE * total), 2)  # start of text, and one token at least
+        if self.tokens > share:
+            cut = self._first(self.tokens - share)
+            if self.tokens - cut.tokens > share:  # the last document alone is more
+                cut = self._cut_last(share)
+            self._write(cut)
         if self.shards:
             other.waiting, other.tokens = self.waiting, self.tokens
             self.waiting, self.tokens = [], 0
@@ -271,11 +332,25 @@ class _Writer:
             count += 1
         return _Cut(count, tokens)
 
+    def _cut_last(self, share: int) -> "_Cut":
+        """Divide the last document so that ``share`` tokens or fewer stay; take the rest."""
+        whole = self.waiting.pop()
+        place = beginning(whole, len(whole.tokens) - share, self.tokenizer)
+        head, tail = divide(whole, place, self.tokenizer)
+        self.waiting += [head, tail]
+        self.tokens += 1  # a second start of text
+        return _Cut(len(self.waiting) - 1, self.tokens - len(tail.tokens))
+
     def _write(self, cut: "_Cut") -> None:
         chosen, self.waiting = self.waiting[: cut.documents], self.waiting[cut.documents :]
         self.tokens -= cut.tokens
         shard = write_shard(self.folder, self._name(), self.dtype, chosen)
-        note = {"tokenizer": self.fingerprint, "next": chosen[-1].next, "shard": asdict(shard)}
+        note = {
+            "tokenizer": self.fingerprint,
+            "next": chosen[-1].next,
+            "taken": chosen[-1].taken,
+            "shard": asdict(shard),
+        }
         write_json(self._note(), note)
         self.shards.append(shard)
 
@@ -285,7 +360,7 @@ class _Writer:
     def _note(self) -> Path:
         return self.folder / f"{self._name()}.json"
 
-    def _kept(self) -> tuple[Shard, int] | None:
+    def _kept(self) -> tuple[Shard, int, int] | None:
         """The next shard if an earlier run has finished it and it is still whole."""
         if not self._note().is_file():
             return None
@@ -294,6 +369,7 @@ class _Writer:
             shard = from_dict(Shard, note["shard"], str(self._note()))
             check_sizes(self.folder, shard, self.dtype)
             check_contents(self.folder, shard)
+            found = shard, note["next"], note["taken"]
         except (ValueError, KeyError, TypeError):
             return None  # written again
-        return (shard, note["next"]) if note["tokenizer"] == self.fingerprint else None
+        return found if note["tokenizer"] == self.fingerprint else None

@@ -1,7 +1,7 @@
 """Documents into tokens by several processes, in the order of the documents."""
 
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,39 @@ def encode_all(
             for document, ids in zip(batch, _cut(tokens), strict=True):
                 place += 1
                 yield Encoded(ids, len(document.text.encode()), document.replaced, place)
+
+
+def divide(whole: Encoded, place: int, tokenizer: Tokenizer) -> tuple[Encoded, Encoded]:
+    """Two documents of one: its first ``place`` tokens, start of text not counted, and the rest."""
+    cut = 1 + place
+    head, tail = whole.tokens[:cut], np.concatenate([whole.tokens[:1], whole.tokens[cut:]])
+    size = min(whole.bytes, len(tokenizer.decode(head[1:].tolist()).encode()))
+    return (
+        Encoded(head, size, whole.replaced, whole.next - 1, place),
+        Encoded(tail, whole.bytes - size, 0, whole.next),
+    )
+
+
+def beginning(whole: Encoded, least: int, tokenizer: Tokenizer) -> int:
+    """The best of the next places from ``least`` on to divide a document: see ``divide``.
+
+    Before a line, if one begins in the first half of what would be left, else before a word, else
+    before a character.
+    """
+
+    def shown(begin: int, end: int) -> str:
+        return tokenizer.decode(whole.tokens[1 + begin : 1 + end].tolist())
+
+    last = len(whole.tokens) - 2  # one token is left
+    places = range(least, least + (last - least) // 2 + 1)
+    kinds: tuple[Callable[[int], bool], ...] = (
+        lambda place: shown(place - 1, place).endswith("\n"),
+        lambda place: shown(place, place + 1)[:1].isspace(),
+        # A character has four bytes at most; part of one is shown as U+FFFD.
+        lambda place: not shown(max(0, place - 4), place).endswith("\ufffd"),
+    )
+    found = (place for suits in kinds for place in places if suits(place))
+    return next(found, least)
 
 
 def _batches(stream: Iterator[Document]) -> Iterator[list[Document]]:

@@ -137,13 +137,16 @@ class Encoded(NamedTuple):
         tokens: its ids, start of text first.
         bytes: size of its text.
         replaced: places in it that were not valid Unicode.
-        next: place in the corpus of the document after it.
+        next: place in the corpus of the document after it; of the document itself, if this is
+            only its first part.
+        taken: tokens of that first part, without start of text; 0 for a whole document.
     """
 
     tokens: Tokens
     bytes: int
     replaced: int
     next: int
+    taken: int = 0
 
 
 def write_shard(folder: Path, name: str, dtype: str, documents: Sequence[Encoded]) -> Shard:

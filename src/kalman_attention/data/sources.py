@@ -3,6 +3,7 @@
 Every source gives its documents in one fixed order, and can begin after any number of them.
 """
 
+import codecs
 import gzip
 import hashlib
 import itertools
@@ -20,6 +21,9 @@ FINEWEB_EDU = "hub:HuggingFaceFW/fineweb-edu:sample-100BT"
 SEED = 42
 
 _BLOCK = 1 << 20
+# Of what a file begins with, one byte in a hundred: a stray byte is replaced, but a file in Latin-1
+# or a picture has more than that.
+_SAMPLE, _MOST_INVALID = 1 << 16, 0.01
 _KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 # Half of a surrogate pair: JSON can write one, and bad bytes in JSON are read as one.
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
@@ -36,12 +40,14 @@ class Corpus:
         text_field: field or column of JSONL, Parquet and hub data sets that holds the text.
         separator: what separates documents in plain text; None makes each file one document.
         document_bytes: without a separator, cut longer files at the next end of line; 0 for never.
+        replace_invalid: read also files that are hardly UTF-8; what is not becomes U+FFFD.
     """
 
     inputs: tuple[str, ...] = ()
     text_field: str = "text"
     separator: str | None = None
     document_bytes: int = 100_000
+    replace_invalid: bool = False
 
     @property
     def is_hub(self) -> bool:
@@ -66,6 +72,23 @@ class Corpus:
                     f"{HUB}NAME:CONFIG, such as {FINEWEB_EDU}."
                 )
         return found
+
+    def check(self) -> None:
+        """Refuse a corpus without text, and files that are not text."""
+        if self.is_hub:
+            return
+        files = self.files()
+        if not files:
+            raise ValueError(
+                "the corpus is empty: no file that could be read was found in "
+                f"{', '.join(self.inputs)}. In folders only {', '.join((*_TEXT, *_KINDS))} are "
+                "read, also with .gz; name other files one by one."
+            )
+        if not any(path.stat().st_size for path in files):
+            raise ValueError(f"{_named(files)} empty: there is no text to read.")
+        if not self.replace_invalid:
+            for path in files:
+                _check_text(path)
 
     def describe(self) -> list[dict[str, Any]]:
         """Names, sizes and ends of the files: what tells one corpus from another, cheaply."""
@@ -134,6 +157,33 @@ def _look(path: Path) -> dict[str, Any]:
     return {"bytes": size, "ends": found.hexdigest()[:16]}
 
 
+def _check_text(path: Path) -> None:
+    """Refuse a file that is binary, or in another encoding, by the bytes that it begins with."""
+    if _kind(path) == "parquet":
+        return
+    with _open(path) as file:
+        sample = file.read(_SAMPLE)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    # A character that the sample cuts in two is not invalid.
+    text = decoder.decode(sample, final=len(sample) < _SAMPLE)
+    # Text holds no zeros either; UTF-16 is full of them.
+    invalid = text.count("\ufffd") - sample.count("\ufffd".encode()) + sample.count(0)
+    if invalid > _MOST_INVALID * len(sample):
+        raise ValueError(
+            f"{path} is not UTF-8 text: {invalid:,} of its first {len(sample):,} bytes are "
+            "invalid. If it is text in another encoding, convert it (iconv -t UTF-8); if it is "
+            "not text, leave it out. --replace-invalid reads it nevertheless, with U+FFFD for "
+            "what is invalid."
+        )
+
+
+def _named(files: Sequence[Path]) -> str:
+    """The first few files, as the subject of a sentence."""
+    shown = ", ".join(str(path) for path in files[:3])
+    more = f" and {len(files) - 3:,} more files" if len(files) > 3 else ""
+    return f"{shown}{more} {'is' if len(files) == 1 else 'are'}"
+
+
 def _readable(path: Path) -> bool:
     name = path.name.removesuffix(".gz")
     return not name.startswith(".") and Path(name).suffix in (*_TEXT, *_KINDS)
@@ -143,8 +193,12 @@ def _open(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.GzipFile(path)) if path.suffix == ".gz" else path.open("rb")
 
 
+def _kind(path: Path) -> str:
+    return _KINDS.get(Path(path.name.removesuffix(".gz")).suffix, "text")
+
+
 def _file_texts(path: Path, corpus: Corpus) -> Iterator[str | bytes]:
-    kind = _KINDS.get(Path(path.name.removesuffix(".gz")).suffix, "text")
+    kind = _kind(path)
     if kind == "parquet":
         return _parquet_texts(path, corpus.text_field)
     if kind == "jsonl":

@@ -29,6 +29,9 @@ BOS = "<|bos|>"
 SPECIALS = (BOS, *(f"<|reserved_{i}|>" for i in range(8)))
 """The last nine entries of a trained vocabulary. Text never becomes one of them."""
 
+BYTE_VOCABULARY = 256 + len(SPECIALS)
+"""The smallest vocabulary: every byte, and the specials."""
+
 PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)"
     r"|[^\r\n\p{L}\p{N}]?+\p{L}+"
@@ -168,19 +171,25 @@ class Tokenizer:
 
 
 def train_tokenizer(
-    documents: Iterable[str], vocab_size: int, *, max_characters: int = 2_000_000_000
+    documents: Iterable[str],
+    vocab_size: int,
+    *,
+    max_characters: int = 2_000_000_000,
+    fewer: bool = False,
 ) -> Tokenizer:
     """Learn a byte-level BPE; the same documents always give the same tokenizer.
 
     Args:
         documents: text to learn from, in order.
         vocab_size: entries, the nine specials included; start of text is ``vocab_size - 9``.
-        max_characters: stop reading after so many.
+        max_characters: stop reading after that many characters.
+        fewer: take as many entries as the text gives, if those are fewer; otherwise an error.
     """
     tokenizers = _library()
-    least = 256 + len(SPECIALS)
-    if vocab_size < least:
-        raise ValueError(f"a byte-level vocabulary has at least {least} entries, not {vocab_size}.")
+    if vocab_size < BYTE_VOCABULARY:
+        raise ValueError(
+            f"a byte-level vocabulary has at least {BYTE_VOCABULARY} entries, not {vocab_size}."
+        )
     raw = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=False, fuse_unk=False))
     raw.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
         [
@@ -196,7 +205,7 @@ def train_tokenizer(
     )
     raw.train_from_iterator(_crop(documents, max_characters), trainer)
     learned = raw.get_vocab_size() + len(SPECIALS)
-    if learned != vocab_size:
+    if learned != vocab_size and not fewer:
         raise ValueError(
             f"the text is too short to learn {vocab_size:,} tokens: it gives {learned:,}. Ask for "
             f"at most {learned:,} (--vocab), or bring more text or a tokenizer (--tokenizer)."
