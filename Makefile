@@ -77,7 +77,7 @@ fuzz: $(STAMP)   ## random calls at the edges of the contract against the refere
 		--engine $(or $(ENGINE),cpu)
 
 gpu-compile: $(STAMP) ## compile the GPU engines without a GPU; registers, spills, shared memory
-	$(BIN)/kla check --compile --markdown runs/gpu-compile/resources.md
+	$(BIN)/kla check --compile --out runs/gpu-compile/resources.md
 
 gpu-report: $(STAMP) ## on a machine with a GPU: tests, speed and figures of the GPU engines
 	$(BIN)/python -m pytest -q tests/ops/test_gpu.py

@@ -1,6 +1,9 @@
 """What ``import kalman_attention`` promises. A change here is a change for users: say so."""
 
+import ast
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,10 +71,44 @@ TRAIN = [
 def test_export_list(module, expected):
     names = [
         name
-        for name, thing in vars(module).items()
-        if not name.startswith("_") and not inspect.ismodule(thing)
+        for name in dir(module)
+        if not name.startswith("_") and not inspect.ismodule(getattr(module, name))
     ]
     assert sorted(names) == expected
+
+
+def test_names_for_type_checkers_are_those_of_the_interpreter():
+    (block,) = [
+        node
+        for node in ast.parse(Path(kalman_attention.__file__).read_text()).body
+        if isinstance(node, ast.If)
+    ]
+    written = {
+        alias.asname: node.module.removeprefix("kalman_attention.")
+        for node in block.body
+        for alias in node.names
+    }
+    assert list(written.items()) == list(kalman_attention._HOMES.items())
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(AttributeError, match="has no attribute 'kla_scann'"):
+        _ = kalman_attention.kla_scann
+
+
+def test_a_name_may_be_asked_for_first_inside_a_compiled_function():
+    program = """
+import torch
+import kalman_attention
+
+def f(v, k, decay):
+    return kalman_attention.kla_scan(v, torch.ones_like(v), k, k, decay, decay).y
+
+v, k, decay = torch.randn(1, 3, 2), torch.randn(1, 3, 1), torch.full((1, 2), 0.5)
+compiled = torch.compile(f, backend="aot_eager", fullgraph=True)(v, k, decay)
+torch.testing.assert_close(compiled, f(v, k, decay))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize("name", PUBLIC + TRAIN)

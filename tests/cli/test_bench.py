@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kalman_attention import KLA, KLALayerConfig
-from kalman_attention.cli import bench_layer, bench_mixers
+from kalman_attention.cli.bench import layer as bench_layer
+from kalman_attention.cli.bench import mixers as bench_mixers
 from kalman_attention.cli.main import main
 from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.sizes import mixer_size

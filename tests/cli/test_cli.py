@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kalman_attention.cli import check, measure
+from kalman_attention.cli import engines
+from kalman_attention.cli.bench import measure
 from kalman_attention.cli.main import main
 from kalman_attention.cli.table import render
 from kalman_attention.ops.engines import ENGINES
@@ -27,7 +28,7 @@ def test_check_lists_every_engine(capsys: pytest.CaptureFixture[str]) -> None:
 def test_check_run_passes_and_fails_as_it_should(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "CASES", {"plain": Case(B=1, T=9, N=2, D=3)})
+    monkeypatch.setattr(engines, "CASES", {"plain": Case(B=1, T=9, N=2, D=3)})
     assert main(["check", "--run"]) == 0
     assert "MISSES" not in capsys.readouterr().out
     engine = ENGINES["associative"].load()
@@ -67,7 +68,7 @@ def test_bench_scan_sweeps_and_plots(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_an_engine_that_needs_too_much_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kalman_attention.cli import bench_scan
+    from kalman_attention.cli.bench import scan as bench_scan
 
     monkeypatch.setattr(bench_scan, "available_memory", lambda _device: 1000)
     assert "out of memory" in str(bench_scan._hopeless(100, {}, 50.0, 20.0))

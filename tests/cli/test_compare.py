@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("no_flush")
 def runs(tmp_path_factory):
     """Two finished runs on the same shards, the second a hybrid."""
     folder = tmp_path_factory.mktemp("compare")
-    data = ["--data", str(shards(folder)), "--quiet"]
+    data = ["--shards", str(shards(folder)), "--quiet"]
     for name in ("kla", "gpt+kla"):
         given = [*TINY, *data, "--out", str(folder / name)]
         assert main(["pretrain", f"{name}-nano", *given]) == 0
@@ -34,7 +34,7 @@ def compared(runs, *given):
 
 def test_tables_and_files(runs, capsys):
     pytest.importorskip("lm_eval")
-    assert compared(runs, "--data", str(FILES), "--limit", "2") == 0
+    assert compared(runs, "--task-data", str(FILES), "--limit", "2") == 0
     said = [line.split() for line in capsys.readouterr().out.splitlines()]
     speed = json.loads((runs / "out" / "speed.json").read_text())["tokens_per_second"]
     for name in ("kla", "gpt+kla"):
@@ -72,11 +72,11 @@ def test_what_is_measured_is_not_measured_again(runs, monkeypatch):
 
 
 def test_tasks_are_scored_again_when_they_ask_something_else(runs, monkeypatch, tmp_path):
-    from kalman_attention.cli import compare
+    from kalman_attention.cli.verbs import compare
 
     asked = []
     monkeypatch.setattr(
-        compare, "_zero_shot", lambda args, found: asked.append(args.data) or {"tasks": {}}
+        compare, "_zero_shot", lambda args, found: asked.append(args.task_data) or {"tasks": {}}
     )
     monkeypatch.setattr(compare, "paper_table", lambda tasks: "")
     changed = tmp_path / "files"
@@ -84,13 +84,13 @@ def test_tasks_are_scored_again_when_they_ask_something_else(runs, monkeypatch, 
     (lambada,) = changed.rglob("lambada_openai.jsonl")
     lambada.write_text("\n".join(lambada.read_text().splitlines()[1:]) + "\n")
     for folder in (FILES, FILES, changed):
-        assert compared(runs, "--data", str(folder), "--limit", "1") == 0
+        assert compared(runs, "--task-data", str(folder), "--limit", "1") == 0
     assert asked == [FILES, FILES, changed, changed]  # two runs, once per folder
 
 
 def test_a_folder_without_the_tasks_is_refused_before_anything_is_measured(runs, capsys, tmp_path):
     out = tmp_path / "out"
-    given = ["compare", str(runs / "kla"), "--out", str(out), "--data", str(tmp_path)]
+    given = ["compare", str(runs / "kla"), "--out", str(out), "--task-data", str(tmp_path)]
     assert main(given) == 1
     assert "lambada_openai needs lambada/lambada_openai.jsonl" in capsys.readouterr().err
     assert not out.exists()
@@ -104,7 +104,7 @@ def test_a_folder_without_the_tasks_is_refused_before_anything_is_measured(runs,
     ],
 )
 def test_unequal_runs_are_refused(runs, capsys, tmp_path, change, told):
-    given = [*TINY, *change, "--data", str(runs / "shards"), "--quiet"]
+    given = [*TINY, *change, "--shards", str(runs / "shards"), "--quiet"]
     assert main(["pretrain", "nano", *given, "--out", str(tmp_path / "other")]) == 0
     assert main(["compare", str(runs / "kla"), str(tmp_path / "other")]) == 1
     assert told in capsys.readouterr().err

@@ -4,13 +4,13 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from kalman_attention.cli import data as verb
 from kalman_attention.cli.main import main
+from kalman_attention.cli.verbs import data as verb
 from kalman_attention.data import sources
 from kalman_attention.data.shards import ShardedTokens
 from tests.data.small import corpus
 
-SMALL = ["--vocab", "300", "--shard-tokens", "200", "--workers", "1"]
+SMALL = ["--vocab-size", "300", "--shard-tokens", "200", "--workers", "1"]
 
 
 def test_build_check_and_damage(tmp_path, capsys):
@@ -39,7 +39,7 @@ def test_bad_text_is_reported(tmp_path, capsys):
     path = tmp_path / "bad.txt"
     path.write_bytes(b"|".join([b"fine text", b"b\xffd"] * 40))
     out = ["--out", str(tmp_path / "out"), "--validation", "5", "--separator", "|"]
-    command = ["data", str(path), *out, *SMALL[2:], "--vocab", "265"]
+    command = ["data", str(path), *out, *SMALL[2:], "--vocab-size", "265"]
     assert main(command) == 1
     assert "40 of its first 559 bytes are invalid" in capsys.readouterr().err
     assert main([*command, "--replace-invalid"]) == 0

@@ -16,7 +16,7 @@ def test_the_demo_ends_in_a_page(tmp_path, capsys, monkeypatch):
         return dataclasses.replace(training, max_steps=2, eval_every=1)
 
     quick = dataclasses.replace(demo.EXPERIMENT, cells=few)
-    monkeypatch.setattr("kalman_attention.cli.demo.EXPERIMENT", quick)
+    monkeypatch.setattr("kalman_attention.cli.demonstration.EXPERIMENT", quick)
     assert main(["demo", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     for part in ("truth inside 95 %", "Selective copying", "mamba", "reference", "report.html"):

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from kalman_attention.cli.eval import paper_table, score_table
 from kalman_attention.cli.main import main
+from kalman_attention.cli.verbs.eval import paper_table, score_table
 from kalman_attention.data.shards import ShardedTokens
 from tests.data.small import shards
 from tests.evaluation.checkpoints import checkpoint, model, tokenizer
@@ -23,7 +23,7 @@ def test_tasks(tmp_path, capsys):
     pytest.importorskip("lm_eval")
     checkpoint(tmp_path / "mine")
     out = tmp_path / "new" / "result.json"
-    given = ["--data", str(FILES), "--limit", "2", "--no-bos", "--out", str(out)]
+    given = ["--task-data", str(FILES), "--limit", "2", "--no-bos", "--out", str(out)]
     assert main(["eval", str(tmp_path / "mine"), *given]) == 0
     said = capsys.readouterr().out
     assert "bos False, limit 2, data local files" in said
@@ -40,7 +40,7 @@ def test_without_the_harness(tmp_path, capsys, monkeypatch):
     monkeypatch.delitem(sys.modules, "kalman_attention.evaluation.zero_shot", raising=False)
     for name in ("lm_eval", "datasets"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert main(["eval", str(checkpoint(tmp_path)), "--data", str(FILES)]) == 1
+    assert main(["eval", str(checkpoint(tmp_path)), "--task-data", str(FILES)]) == 1
     assert "pip install 'kalman_attention[eval]'" in capsys.readouterr().err
 
 
@@ -74,7 +74,7 @@ def test_bits_per_byte_of_a_text(tmp_path, capsys):
     assert found["bits_per_byte"] == pytest.approx(
         nats / math.log(2) / len(written.encode()), rel=1e-5
     )
-    windows = ["--max-length", "4", "--stride", "2", "--samples", "3"]
+    windows = ["--max-length", "4", "--stride", "2", "--num-samples", "3"]
     assert main(["eval", str(tmp_path / "m"), "--text", str(path), *windows]) == 0
     assert "windows of 4 by 2; posterior samples: 3" in capsys.readouterr().out
 

@@ -8,11 +8,11 @@ import torch
 
 pytest.importorskip("tokenizers")
 
-from kalman_attention.cli import generate as verb
 from kalman_attention.cli.main import main
+from kalman_attention.cli.verbs import generate as verb
 from tests.evaluation.checkpoints import checkpoint, model, tokenizer
 
-SHORT = ["--max-tokens", "8"]
+SHORT = ["--max-new-tokens", "8"]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_uncertainty_in_colours(folder, monkeypatch, setting, code):
     assert found.startswith("entropy in nats: ")
     assert found.count(f"\x1b[{code}") == found.count("\x1b[0m") > 5
     # The surest and the least sure level have different colours.
-    paint = verb._painter("entropy")
+    paint = verb._marker("entropy")
     assert paint("x", 0.0) != paint("x", 5.9)
     assert paint("x", 5.9) == paint("x", 100.0)
 
@@ -105,11 +105,12 @@ def test_interrupted(folder, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--temperature", "-1"], "at least 0"),
-        (["--top-k", "0"], "at least one token"),
-        (["--top-p", "1.5"], "a probability"),
+        (["--temperature", "-1"], "is not a number, 0 or more"),
+        (["--top-k", "0"], "is not a whole number, 1 or more"),
+        (["--top-p", "1.5"], "is not a number above 0 up to 1"),
     ],
 )
 def test_refused_options(folder, capsys, given, message):
-    assert main(["generate", folder, "the", *given]) == 1
+    with pytest.raises(SystemExit, match="2"):
+        main(["generate", folder, "the", *given])
     assert message in capsys.readouterr().err

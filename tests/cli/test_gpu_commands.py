@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kalman_attention.cli import check_compile
+from kalman_attention.cli import engines
 from kalman_attention.cli.main import main
 from kalman_attention.tools.resources import KernelResources
 
@@ -21,7 +21,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
             return "nvcc is not on the path"
         return [KernelResources("walk", "float32", arch, 90, 8, 0) for arch in architectures]
 
-    monkeypatch.setattr(check_compile, "compile_engine", compile_engine)
+    monkeypatch.setattr(engines, "compile_engine", compile_engine)
 
 
 @pytest.mark.usefixtures("compiler")
@@ -29,7 +29,7 @@ def test_check_compile_lists_resources_and_says_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "resources.md"
-    assert main(["check", "--compile", "sm_80", "sm_90", "--markdown", str(path)]) == 0
+    assert main(["check", "--compile", "sm_80", "sm_90", "--out", str(path)]) == 0
     said = capsys.readouterr().out
     assert "cuda: not compiled: nvcc is not on the path" in said
     assert "1 variants compiled, 1 of them spill registers" in said
@@ -39,12 +39,12 @@ def test_check_compile_lists_resources_and_says_what_is_missing(
 
 
 def test_check_compile_without_any_compiler_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_compile, "compile_engine", lambda _engine, _architectures: "missing")
+    monkeypatch.setattr(engines, "compile_engine", lambda _engine, _architectures: "missing")
     assert main(["check", "--compile"]) == 1
 
 
 def test_an_engine_that_does_not_exist_is_not_compiled() -> None:
-    assert check_compile.compile_engine("abacus", ["sm_80"]) == "this version has no such engine"
+    assert engines.compile_engine("abacus", ["sm_80"]) == "this version has no such engine"
 
 
 @no_gpu
@@ -53,7 +53,7 @@ def test_a_gpu_report_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "no GPU here" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
     assert main(["bench", "scan", "--device", "cuda"]) == 1
-    assert "no GPU here" in capsys.readouterr().err
+    assert "unknown device 'cuda'" in capsys.readouterr().err
 
 
 @no_gpu

@@ -9,7 +9,7 @@ from kalman_attention.cli.page import Section, render_page
 from kalman_attention.cli.watch import Watch, last_record
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.inspection import trained_kla
-from kalman_attention.recipes.registry import EXPERIMENTS
+from kalman_attention.recipes.registry import load_experiment
 from kalman_attention.recipes.table import Table
 
 pytest.importorskip("matplotlib")
@@ -38,17 +38,17 @@ def test_cells_become_tables_curves_and_one_page(tmp_path, capsys):
 
 def test_listing_and_showing_compute_nothing(tmp_path, capsys):
     assert reproduce(tmp_path, "a5", "--list") == 0
-    assert capsys.readouterr().out.split() == [c.name for c in EXPERIMENTS["a5"].cells("smoke")]
+    assert capsys.readouterr().out.split() == [c.name for c in load_experiment("a5").cells("smoke")]
     assert reproduce(tmp_path, "mqar", "--table") == 0
     assert "> 95" not in capsys.readouterr().out  # the smoke scale has no width 256
     assert not list(tmp_path.rglob("cells"))
 
 
 def test_mistakes_get_help(tmp_path, capsys):
-    assert reproduce(tmp_path, "mad", "--only", "kla/copying") == 2
-    assert "kla/selective_copying/lr0.001/seed0" in capsys.readouterr().out
-    assert main(["report", str(tmp_path)]) == 2
-    assert "kla reproduce mad --scale smoke" in capsys.readouterr().out
+    assert reproduce(tmp_path, "mad", "--only", "kla/copying") == 1
+    assert "kla/selective_copying/lr0.001/seed0" in capsys.readouterr().err
+    assert main(["report", str(tmp_path)]) == 1
+    assert "kla reproduce mad --scale smoke" in capsys.readouterr().err
     with pytest.raises(ValueError, match="kla reproduce mad --scale smoke --only kla/recall"):
         trained_kla(Results(tmp_path, "smoke"), "smoke", "recall")
 
@@ -96,7 +96,7 @@ def test_pages_escape_what_they_show(tmp_path):
 
 def test_watching_reads_the_last_lines_of_running_cells(tmp_path):
     results = Results(tmp_path, "smoke")
-    cell = EXPERIMENTS["a5"].cells("smoke")[0]
+    cell = load_experiment("a5").cells("smoke")[0]
     folder = results.workplace(cell)
     stream = io.StringIO()
     watch = Watch(results, stream=stream, period=0.0)

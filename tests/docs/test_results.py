@@ -6,7 +6,7 @@ import pytest
 
 from kalman_attention.evaluation.benchmarks import BENCHMARKS
 from kalman_attention.recipes.cell import Results
-from kalman_attention.recipes.registry import EXPERIMENTS
+from kalman_attention.recipes.registry import load_experiment
 from kalman_attention.recipes.table import markdown
 from tests.docs.markdown import ROOT, table_rows
 
@@ -24,7 +24,7 @@ MEASURED = ("mad-bare", "training-length", "process-noise", "ou-depth", "mqar", 
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_tables_are_those_of_the_cells(name: str) -> None:
-    experiment, results = EXPERIMENTS[name], Results(ROOT / "results", "cpu")
+    experiment, results = load_experiment(name), Results(ROOT / "results", "cpu")
     there = [r for c in experiment.cells("cpu") if (r := results.load(c)) is not None]
     rendered = "\n".join(markdown(table) for table in experiment.render("cpu", there))
     assert rendered == (results.folder(name) / "tables.md").read_text()

@@ -11,7 +11,7 @@ from kalman_attention.recipes import mad, training_length
 from kalman_attention.recipes.cell import Cell, Results, differences, plain
 from kalman_attention.recipes.experiment import SCALES, best, mean_of_best
 from kalman_attention.recipes.published import MAD, MAD_TASKS, PROCESS_NOISE
-from kalman_attention.recipes.registry import EXPERIMENTS
+from kalman_attention.recipes.registry import EXPERIMENTS, load_experiment
 from kalman_attention.recipes.runner import run_cells
 from kalman_attention.recipes.table import Table, markdown, percent
 from kalman_attention.tasks.registry import MAD as TASK_NAMES
@@ -120,21 +120,21 @@ def test_rates_are_chosen_by_the_best_and_seeds_are_averaged():
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_has_distinct_cells_that_survive_json(name, scale):
-    cells = EXPERIMENTS[name].cells(scale)
+    cells = load_experiment(name).cells(scale)
     names = [(c.experiment, c.name) for c in cells]
     assert names
     assert len(set(names)) == len(names)
     for each in cells:
         json.dumps(dataclasses.asdict(each.run))
         assert each.run.updates >= 1
-    for table in EXPERIMENTS[name].tables(scale, []):  # nothing is there yet
+    for table in load_experiment(name).tables(scale, []):  # nothing is there yet
         assert all(len(row) == len(table.header) for row in table.rows)
         assert table.notes
 
 
 @pytest.mark.parametrize("name", mad.SUITES)
 def test_mad_at_cpu_scale_has_all_cells_of_the_papers_table(name):
-    cells = EXPERIMENTS[name].cells("cpu")
+    cells = load_experiment(name).cells("cpu")
     assert {(c.labels["model"], c.labels["task"]) for c in cells} == {
         (model, task) for model in MAD for task in MAD_TASKS
     }
@@ -169,12 +169,12 @@ def test_learning_rates_stand_beside_each_other():
         return {"labels": labels, "metrics": {"accuracy": accuracy, "token_accuracy": 0.1}}
 
     both = [run("lr0.003", 0.9), run("lr0.001", 0.25)]
-    chosen, _, rates = EXPERIMENTS["mad"].tables("cpu", both)
+    chosen, _, rates = load_experiment("mad").tables("cpu", both)
     assert [row for row in rates.rows if row[0] == "kla"] == [
         ["kla", "90.0 / 25.0", *["- / -"] * 5]
     ]
     assert chosen.rows[4][:2] == ["kla", "90.0 (85.0)"]
-    assert len(EXPERIMENTS["mad"].tables("paper", [])) == 2  # one rate, nothing to compare
+    assert len(load_experiment("mad").tables("paper", [])) == 2  # one rate, nothing to compare
 
 
 def test_longer_training_changes_nothing_but_the_epochs():
@@ -198,7 +198,7 @@ def test_accuracies_over_training_length():
 
 
 def test_tables_say_how_many_runs_are_missing():
-    experiment = EXPERIMENTS["mad"]
+    experiment = load_experiment("mad")
     labels = {"model": "kla", "task": "recall", "lr": "lr0.001", "seed": "seed0"}
     one = {"labels": labels, "metrics": {"accuracy": 1.0, "token_accuracy": 1.0}}
     for table in experiment.render("smoke", [one]):

@@ -15,10 +15,11 @@ from kalman_attention.data.loader import PackingLoader, WindowLoader
 from kalman_attention.data.shards import ShardedTokens
 from kalman_attention.data.tokenizer import TOKENIZER
 from kalman_attention.evaluation.checkpoint import RUN, load_checkpoint, newest_run, trained_on
+from kalman_attention.models.names import ALIASES, NAMES
 from kalman_attention.models.presets import PRESETS
 from kalman_attention.models.storage import WEIGHTS
 from kalman_attention.recipes import pretrain_run
-from kalman_attention.recipes.pretrain import RECIPES, recipe
+from kalman_attention.recipes.pretrain import recipe
 from kalman_attention.recipes.pretrain_plan import make_plan, plan_rows
 from kalman_attention.recipes.pretrain_run import SUMMARY, pretrain
 from kalman_attention.train import schedule
@@ -148,7 +149,7 @@ def test_estimated_memory_is_that_of_the_model():
     del found
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [*NAMES, *ALIASES])
 def test_every_recipe_is_whole(name):
     chosen = recipe(name)
     assert chosen.batch_tokens == chosen.accumulate * chosen.micro_batch * chosen.seq_len

@@ -9,7 +9,7 @@ from kalman_attention.evaluation.uncertainty import attention_maps
 from kalman_attention.recipes import mad, process_noise
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.inspection import load_best, sample_maps, variance_trace
-from kalman_attention.recipes.registry import EXPERIMENTS
+from kalman_attention.recipes.registry import load_experiment
 from kalman_attention.recipes.runner import run_cells
 from kalman_attention.train.snapshot import load_weights
 
@@ -17,7 +17,7 @@ QUIET = {"say": lambda line: None}
 
 
 def smoke(experiment: str, labels: str) -> list:
-    return [c for c in EXPERIMENTS[experiment].cells("smoke") if c.matches(labels)]
+    return [c for c in load_experiment(experiment).cells("smoke") if c.matches(labels)]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_cell_trains_and_ends_in_the_table(tmp_path, experiment, labels):
     assert result["parameters"] > 0
     text = "".join(
         cell
-        for table in EXPERIMENTS[experiment].tables("smoke", found)
+        for table in load_experiment(experiment).tables("smoke", found)
         for row in table.rows
         for cell in row
     )

@@ -1,13 +1,13 @@
 """The figures of ``kla reproduce``, from results and from trained models; PNG and SVG."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kalman_attention.cli import bench_scan
+from kalman_attention.cli.bench import scan
+from kalman_attention.cli.verbs.bench import LENGTHS
 from kalman_attention.recipes import inspection
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.experiment import Experiment, Scale
@@ -49,7 +49,7 @@ def variance_of(trained: inspection.Trained, folder: Path) -> list[Path]:
     return save_figure(figure, folder / "variance.png")
 
 
-def maps(results: Results, scale: Scale) -> list[Path]:
+def attention_maps(results: Results, scale: Scale) -> list[Path]:
     """Kalman attention maps of three tasks (``sec:attention-viz``)."""
     from kalman_attention.plots.attention_maps import plot_attention_maps
     from kalman_attention.plots.files import save_figure
@@ -67,9 +67,6 @@ def maps(results: Results, scale: Scale) -> list[Path]:
 def scaling(results: Results, scale: Scale) -> list[Path]:
     """Time over sequence length, one line per implementation (``fig:scaling``)."""
     folder = results.folder("scaling")
-    lengths = {"smoke": [128, 256], "cpu": bench_scan.LENGTHS, "paper": bench_scan.LENGTHS}
-    parser = argparse.ArgumentParser()
-    bench_scan.add_arguments(parser)
-    args = ["--only", "sweep", "--out", str(folder), "--lengths", *map(str, lengths[scale])]
-    bench_scan.run(parser.parse_args(args))
+    lengths = [128, 256] if scale == "smoke" else LENGTHS
+    scan.bench_scan(only="sweep", lengths=lengths, out=folder)
     return sorted(folder.glob("*.png"))

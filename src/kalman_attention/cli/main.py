@@ -1,11 +1,16 @@
 """``kla``: parse the verb, hand over to its file."""
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
 
-from kalman_attention.cli import (
+import kalman_attention
+from kalman_attention.cli import terminal
+from kalman_attention.cli.parser import Parser, summary
+from kalman_attention.cli.paths import check_device, in_words
+from kalman_attention.cli.verbs import (
     bench,
     check,
     compare,
@@ -18,59 +23,85 @@ from kalman_attention.cli import (
     sizes,
     task,
 )
-from kalman_attention.cli import eval as evaluate
+from kalman_attention.cli.verbs import eval as evaluate
 from kalman_attention.recipes.machine import keep_memory
-from kalman_attention.train.signals import ending_by_exception
+
+VERBS = (
+    *(check, demo, task, sizes, reproduce, report),
+    *(data, pretrain, evaluate, compare, generate, bench),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    args = build_parser().parse_args(argv)
+    try:
+        with terminal.streams():
+            code = _run(parse(argv))
+            sys.stdout.flush()
+            return code
+    except BrokenPipeError:
+        # The reader, such as head, has seen enough; nor must Python complain at exit.
+        _forget_output()
+        return 141
+    except KeyboardInterrupt:
+        terminal.complain("interrupted")
+        return 130
+    except (ValueError, OSError, MemoryError) as error:
+        told = in_words(error) if isinstance(error, OSError) else str(error) or "out of memory."
+        terminal.complain(f"error: {told}")
+        with contextlib.suppress(OSError):
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            return 1
+        _forget_output()
+        return 1
+
+
+def _run(args: argparse.Namespace) -> int:
+    from kalman_attention.train.signals import ending_by_exception  # which needs torch
+
     keep_memory()
+    if hasattr(args, "device"):
+        check_device(args.device)
     try:
         with ending_by_exception():
             code: int = args.verb(args)
-            sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader, such as head, has seen enough; nor must Python complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    except RuntimeError as error:
+        # How torch says that memory has run out, on a CPU and on a GPU.
+        if "can't allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError":
+            raise MemoryError(f"not enough memory: {str(error).splitlines()[0]}") from error
+        raise
     return code
 
 
-def build_parser() -> argparse.ArgumentParser:
+def _forget_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments of a command line; one that is wrong ends the program with a message."""
+    args, rest = build_parser().parse_known_args(argv)
+    if rest:
+        args.parser.refuse_rest(rest)
+    return args
+
+
+def build_parser() -> Parser:
     """The parser of the whole command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="kla",
         description="Kalman linear attention: check, demonstrate, train, evaluate, measure.",
+        epilog="kla VERB --help says more. Whole numbers may have a unit: 16k is 16,000, 16Ki is "
+        "16,384; M, B and Mi too.",
     )
+    version = f"kla {kalman_attention.__version__}"
+    parser.add_argument("--version", action="version", version=version, help="the version")
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
-    for verb in (
-        check,
-        demo,
-        task,
-        sizes,
-        reproduce,
-        report,
-        data,
-        pretrain,
-        evaluate,
-        compare,
-        generate,
-        bench,
-    ):
-        name = verb.__name__.rpartition(".")[2]
-        doc = (verb.__doc__ or "").split("\n", 1)[0]
-        summary = doc.partition(": ")[2]
-        sub = verbs.add_parser(name, help=summary, description=summary)
+    for verb in VERBS:
+        name, text = verb.__name__.rpartition(".")[2], summary(verb.__doc__)
+        sub = verbs.add_parser(name, help=text, description=text)
+        sub.set_defaults(verb=verb.run, parser=sub)
         verb.add_arguments(sub)
-        sub.set_defaults(verb=verb.run)
     return parser
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from kalman_attention.recipes.table import Table
+
 
 def render(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Lay out rows of text under a header.
@@ -30,3 +32,11 @@ def render(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _numeric(cell: str) -> bool:
     return cell[:1].isdigit() or cell in ("", "-") or (cell[:1] in "+-<>" and cell[1:2].isdigit())
+
+
+def print_table(table: Table) -> None:
+    """A table for the terminal."""
+    print(f"\n{table.title}\n")
+    print(render(table.header, table.rows))
+    for note in table.notes:
+        print(f"- {note}")

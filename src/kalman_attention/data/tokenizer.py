@@ -208,7 +208,7 @@ def train_tokenizer(
     if learned != vocab_size and not fewer:
         raise ValueError(
             f"the text is too short to learn {vocab_size:,} tokens: it gives {learned:,}. Ask for "
-            f"at most {learned:,} (--vocab), or bring more text or a tokenizer (--tokenizer)."
+            f"at most {learned:,} (--vocab-size), or bring more text or a tokenizer (--tokenizer)."
         )
     raw.add_special_tokens(list(SPECIALS))
     return Tokenizer(raw, BOS)

@@ -21,8 +21,6 @@ from kalman_attention.models.storage import (
 )
 from kalman_attention.reading import checked, read_json
 
-RUNS = Path("runs/pretrain")
-"""Where pretraining runs are unless told otherwise."""
 RUN = "pretrain.json"
 """What a run folder says of itself."""
 
@@ -79,7 +77,7 @@ def naming(folder: str | os.PathLike[str]) -> Iterator[None]:
         raise ValueError(f"{folder}: {error}") from error
 
 
-def newest_run(runs: Path = RUNS) -> Path:
+def newest_run(runs: Path) -> Path:
     """The pretraining run that was written to last."""
     found = [path.parent for path in runs.glob(f"*/{RUN}")]
     if not found:

@@ -185,7 +185,7 @@ def _hub_tasks(names: Sequence[str]) -> list[Any]:
         found = TaskManager().load(list(names))
     except Exception as error:  # no network, no such data set: the harness says which
         raise ValueError(
-            f"the data could not be had from the hub: {error}. Give local files with --data."
+            f"the data could not be had from the hub: {error}. Give local files with --task-data."
         ) from error
     return list(found["tasks"].values())
 

@@ -14,9 +14,9 @@ that "parameter-matched" holds within 1 % and a block's memory is close to KLA's
   d_model 444 and 1160, no MLP.
 - Gated DeltaNet: square heads of 64 channels, 8 and 21 of them, which remember 3 % more and 1 %
   less than KLA's blocks; d_model 464 and 1232, no MLP.
-- GPT+KLA, and likewise GPT+Mamba and GPT+GDN: the last attention mixer is replaced and its MLP
-  stays. Width and parameters are those of the GPT; only next to Mamba, which is larger than what
-  it replaces, the MLPs are a little narrower.
+- GPT+KLA, GPT+Mamba and GPT+GDN: the last attention mixer is replaced and its MLP stays. Width and
+  parameters are those of the GPT; only next to Mamba, which is larger than what it replaces, the
+  MLPs are a little narrower.
 
 Ours alone, for two cores: nano (1.35 M parameters, minutes) and micro (2.0 M, an hour). Same rules
 at 16 slots, heads of 28 to 36 channels and 4,096 tokens; pretraining gives them the vocabulary of
@@ -30,11 +30,10 @@ from kalman_attention.baselines.attention import AttentionConfig
 from kalman_attention.baselines.gated_deltanet import GatedDeltaNetConfig
 from kalman_attention.baselines.mamba import MambaConfig
 from kalman_attention.models.config import LanguageModelConfig
+from kalman_attention.models.names import full_name
 from kalman_attention.nn.config import KLALayerConfig
 
 PAPER_VOCABULARY, SMALL_VOCABULARY = 32_768, 4_096
-ALIASES = {"nano": "kla-nano", "micro": "kla-micro"}
-"""Short names."""
 
 # Embedding and head start as in the training recipe that the paper follows: its embedding rate of
 # 0.3 is meant for entries of size 1, and a small head starts at the entropy of the vocabulary.
@@ -127,8 +126,4 @@ PRESETS = {
 
 def preset(name: str) -> LanguageModelConfig:
     """The configuration of a model by its name; ``nano`` and ``micro`` mean those of KLA."""
-    full = ALIASES.get(name, name)
-    if full not in PRESETS:
-        known = ", ".join((*PRESETS, *ALIASES))
-        raise ValueError(f"unknown preset {name!r}. Known presets: {known}.")
-    return PRESETS[full]
+    return PRESETS[full_name(name)]

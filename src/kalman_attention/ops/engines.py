@@ -15,6 +15,7 @@ from typing import cast
 
 import torch
 
+from kalman_attention._text import unknown
 from kalman_attention.ops.contract import (
     EngineModule,
     MapEngineModule,
@@ -185,8 +186,7 @@ def resolve(name: str, device: torch.device, dtype: torch.dtype, *, step: bool =
     if name == REFERENCE:
         return name
     if name not in ENGINES:
-        known = ", ".join(["auto", REFERENCE, *ENGINES])
-        raise ValueError(f"unknown engine {name!r}. Known engines: {known}. See `kla check`.")
+        raise ValueError(unknown("engine", name, ["auto", REFERENCE, *ENGINES]))
     reason = ENGINES[name].why_not(device, dtype)
     if reason is not None:
         raise ValueError(

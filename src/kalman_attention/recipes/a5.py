@@ -210,7 +210,6 @@ def _fewest(results: Sequence[dict[str, Any]], setting: A5Scale, model: str, len
 
 EXPERIMENT = Experiment(
     name="a5",
-    summary="products in the group A5: the fewest blocks that solve each length",
     source="fig:a5-min-layers",
     cells=cells,
     tables=tables,

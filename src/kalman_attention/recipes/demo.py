@@ -14,6 +14,7 @@ from kalman_attention.tasks.registry import make_task
 from kalman_attention.train.config import TrainConfig
 
 MODELS = ("kla", "mamba")
+SUMMARY = "KLA and Mamba learn to copy selectively"
 TASK = {"seq_len": 32, "num_copied": 4, "train_size": 1, "test_size": 512}
 _WIDTH = 64
 _NOTE = (
@@ -70,7 +71,6 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
 
 EXPERIMENT = Experiment(
     name="demo",
-    summary="KLA and Mamba learn to copy selectively",
     source="the small sister of tab:accuracy-heatmap",
     cells=cells,
     tables=tables,

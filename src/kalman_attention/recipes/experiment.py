@@ -18,14 +18,12 @@ class Experiment:
 
     Attributes:
         name: what the user types.
-        summary: one line.
         source: where it stands in the paper, as a label of its LaTeX.
         cells: all cells at a scale.
         tables: tables from the results that are there, which may be few.
     """
 
     name: str
-    summary: str
     source: str
     cells: Callable[[Scale], Sequence[Cell]]
     tables: Callable[[Scale, Sequence[dict[str, Any]]], list[Table]]

@@ -2,15 +2,17 @@
 
 import ctypes
 import datetime
-import importlib.metadata
 import platform
 from pathlib import Path
-
-import torch
 
 
 def about() -> dict[str, str | int | None]:
     """What every result file says of its origin."""
+    # Here, so that `kla --help` need not wait for them.
+    import importlib.metadata
+
+    import torch
+
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "kalman_attention": importlib.metadata.version("kalman_attention"),

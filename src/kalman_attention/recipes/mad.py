@@ -257,14 +257,12 @@ def _rates(
 
 EXPERIMENT = Experiment(
     name="mad",
-    summary="one block of six models on the six MAD tasks",
     source="tab:accuracy-heatmap",
     cells=cells,
     tables=tables,
 )
 BARE_EXPERIMENT = Experiment(
     name="mad-bare",
-    summary="the same without the paper's encoder and decoder MLPs",
     source="tab:accuracy-heatmap",
     cells=partial(cells, name="mad-bare"),
     tables=partial(tables, name="mad-bare"),

@@ -120,7 +120,6 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
 
 EXPERIMENT = Experiment(
     name="mqar",
-    summary="recall of many pairs over long contexts, over width",
     source="fig:mqar-results",
     cells=cells,
     tables=tables,

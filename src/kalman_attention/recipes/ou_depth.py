@@ -118,7 +118,6 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
 
 EXPERIMENT = Experiment(
     name="ou-depth",
-    summary="the OU prior against none, over depth",
     source="fig:ou-ablation",
     cells=cells,
     tables=tables,

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kalman_attention.models.config import LanguageModelConfig
-from kalman_attention.models.presets import ALIASES, PRESETS, preset
+from kalman_attention.models.names import full_name
+from kalman_attention.models.presets import preset
 from kalman_attention.reading import from_dict
 from kalman_attention.train.config import TrainConfig
 from kalman_attention.train.optim import Rates
@@ -78,9 +79,12 @@ class PretrainRecipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "batch_tokens", "seq_len", "micro_batch", "eval_tokens"):
+        counts = ("tokens", "batch_tokens", "seq_len", "micro_batch", "eval_tokens", "num_samples")
+        for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if not 0.0 <= self.warmdown <= 1.0:
+            raise ValueError(f"warmdown must be between 0 and 1, got {self.warmdown!r}.")
         rows = self.micro_batch * self.seq_len
         if self.batch_tokens % rows:
             near = max(1, round(self.batch_tokens / rows)) * rows
@@ -94,6 +98,7 @@ class PretrainRecipe:
                 f"the marginal likelihood needs KLA as the last mixer, and {self.model} ends with "
                 f"{self.config.layers[-1]}. Use the loss of the mean, or a model such as gpt+kla."
             )
+        self.training()  # which checks what the training loop is told
 
     @property
     def config(self) -> LanguageModelConfig:
@@ -164,9 +169,6 @@ _SIZES: dict[str, dict[str, Any]] = {
     "180m": {**_PAPER, "tokens": 10_900_000_000, "batch_tokens": 1 << 19, "micro_batch": 8},
 }
 
-RECIPES = (*PRESETS, *ALIASES)
-"""Names of all recipes."""
-
 
 def recipe(name: str, **changes: Any) -> PretrainRecipe:
     """A recipe by its name.
@@ -175,6 +177,5 @@ def recipe(name: str, **changes: Any) -> PretrainRecipe:
         name: of a preset; ``nano`` and ``micro`` mean those of KLA.
         changes: fields of ``PretrainRecipe`` that are to differ.
     """
-    preset(name)  # an unknown name is an error that lists the known ones
-    full = ALIASES.get(name, name)
+    full = full_name(name)
     return PretrainRecipe(**{"model": full, **_SIZES[full.rpartition("-")[2]], **changes})

@@ -65,7 +65,6 @@ def _difference(found: dict[str, dict[str, float | None]], task: str) -> str:
 
 EXPERIMENT = Experiment(
     name="process-noise",
-    summary="learned process noise against p = 0, on the MAD tasks",
     source="tab:process-noise-ablation",
     cells=cells,
     tables=tables,

@@ -85,7 +85,6 @@ def _epochs(scale: Scale) -> str:
 
 EXPERIMENT = Experiment(
     name="training-length",
-    summary="KLA against the first on three MAD tasks, trained longer",
     source="tab:accuracy-heatmap",
     cells=cells,
     tables=tables,

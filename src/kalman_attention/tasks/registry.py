@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kalman_attention._text import unknown
 from kalman_attention.tasks.mad.compression import Compression
 from kalman_attention.tasks.mad.fuzzy_recall import FuzzyRecall
 from kalman_attention.tasks.mad.memorization import Memorization
@@ -35,5 +36,5 @@ MAD = tuple(TASKS)[:6]
 def make_task(name: str, **options: Any) -> Task:
     """A task by name, with options that differ from the published ones."""
     if name not in TASKS:
-        raise ValueError(f"unknown task {name!r}. Known tasks: {', '.join(TASKS)}.")
+        raise ValueError(unknown("task", name, TASKS))
     return TASKS[name](**options)

@@ -2,31 +2,19 @@
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from kalman_attention.cli import bench_roofline, bench_scan, check, check_compile
-from kalman_attention.cli.measure import save_results
+from kalman_attention.cli import engines as engine_checks
+from kalman_attention.cli.bench import roofline, scan
+from kalman_attention.cli.bench.measure import Shape, save_results
+from kalman_attention.cli.verbs.check import ARCHITECTURES
 from kalman_attention.ops.engines import ENGINES, REFERENCE
 from kalman_attention.recipes.table import markdown_rows
 
 COMPARED = (REFERENCE, "associative")
 """What the GPU engines are compared with: the recurrence, and the parallel scan in torch."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the verb."""
-    parser.add_argument("--lengths", nargs="+", type=int, default=bench_scan.LENGTHS, help="T")
-    parser.add_argument("--batch", type=int, default=bench_scan.PAPER.B, help="B")
-    parser.add_argument("--channels", type=int, default=bench_scan.PAPER.D, help="D")
-    parser.add_argument("--slots", type=int, default=bench_scan.PAPER.N, help="N")
-    parser.add_argument("--patience", type=float, default=20.0, help="seconds before giving up")
-    parser.add_argument("--out", type=Path, default=Path("runs/gpu-report"), help="where it goes")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="without a GPU: only what needs none"
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,8 +25,8 @@ def run(args: argparse.Namespace) -> int:
     code = 0
     if torch.cuda.is_available():
         engines = _usable(device)
-        failed, rows = check.measure_engines(engines, device)
-        parts.append("## Accuracy\n\n" + markdown_rows(check.ERROR_HEADER, rows))
+        failed, rows = engine_checks.measure_engines(engines, device)
+        parts.append("## Accuracy\n\n" + markdown_rows(engine_checks.ERROR_HEADER, rows))
         results["accuracy"] = rows
         code = 1 if failed else 0
         if not failed:
@@ -50,12 +38,10 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    parts.append(
-        "## Roofline\n\n" + markdown_rows(bench_roofline.HEADER, list(bench_roofline.table()))
-    )
+    parts.append("## Roofline\n\n" + markdown_rows(roofline.HEADER, list(roofline.table())))
     parts.append("## Resources\n\n" + _resources())
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "report.md").write_text("\n\n".join(parts) + "\n")
+    (args.out / "report.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     save_results(args.out / "report.json", results)
     print(f"report: {args.out / 'report.md'}")
     return code
@@ -68,7 +54,7 @@ def _about() -> str:
 
 
 def _usable(device: torch.device) -> list[str]:
-    names = check_compile.GPU_ENGINES
+    names = engine_checks.GPU_ENGINES
     usable = [n for n in names if n in ENGINES and not ENGINES[n].why_not(device, torch.float32)]
     for name in set(names).difference(usable):
         print(f"{name}: not usable here", file=sys.stderr)
@@ -78,9 +64,10 @@ def _usable(device: torch.device) -> list[str]:
 def _speed(
     args: argparse.Namespace, engines: list[str], device: torch.device, results: dict[str, Any]
 ) -> str:
-    sweep = bench_scan.sweep_lengths(args, engines, device)
+    shape = Shape(args.batch, scan.PAPER.T, args.channels, args.slots)
+    sweep = scan.sweep_lengths(shape, args.lengths, args.patience, engines, device)
     results["sweep"] = sweep
-    bench_scan.plot_sweep(sweep, args.out)
+    scan.plot_sweep(sweep, args.out)
     parts = ["## Speed"]
     for kind, found in sweep["passes"].items():
         lengths = sorted({T for row in found.values() for T in row["seconds"]})
@@ -101,10 +88,10 @@ def _milliseconds(seconds: float | None) -> str:
 
 def _resources() -> str:
     rows: list[list[str]] = []
-    for engine in check_compile.GPU_ENGINES:
-        found = check_compile.compile_engine(engine, check_compile.ARCHITECTURES)
+    for engine in engine_checks.GPU_ENGINES:
+        found = engine_checks.compile_engine(engine, ARCHITECTURES)
         if isinstance(found, str):
             rows.append([engine, f"not compiled: {found}", *[""] * 5])
         else:
-            rows += check_compile.table(engine, found)
-    return markdown_rows(check_compile.HEADER, rows)
+            rows += engine_checks.resource_rows(engine, found)
+    return markdown_rows(engine_checks.RESOURCE_HEADER, rows)

@@ -3,24 +3,29 @@
 import argparse
 import shutil
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from kalman_attention.cli import numbers
 from kalman_attention.cli.table import render
-from kalman_attention.tasks.registry import TASKS, make_task
-from kalman_attention.tasks.task import IGNORE, Sequences, Task
+
+if TYPE_CHECKING:
+    from kalman_attention.tasks.task import Sequences, Task
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Two sub-verbs."""
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     all_tasks = verbs.add_parser("list", help="all tasks: sizes, chance, what is scored")
-    all_tasks.set_defaults(task_verb=_list)
+    all_tasks.set_defaults(task_verb=_list, parser=all_tasks)
     show = verbs.add_parser("show", help="one sequence, input above target")
-    show.add_argument("name", choices=list(TASKS), metavar="NAME", help="one of `kla task list`")
-    show.add_argument("--seed", type=int, default=0, help="which set (default 0)")
-    show.add_argument("--split", choices=["train", "test"], default="test", help="default: test")
-    show.add_argument("--index", type=int, default=0, help="which sequence of the set (default 0)")
+    show.add_argument("name", metavar="NAME", help="a task, as kla task list names them")
+    show.add_argument("--seed", type=numbers.seed, default=0, help="random seed of the set")
+    show.add_argument("--split", choices=["train", "test"], default="test", help="which set")
+    show.add_argument(
+        "--index", type=numbers.nonnegative_int, default=0, help="which sequence of the set"
+    )
     show.add_argument("--short", action="store_true", help="a version that fits on a line")
-    show.set_defaults(task_verb=_show)
+    show.set_defaults(task_verb=_show, parser=show)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,30 +35,34 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
+    from kalman_attention.tasks.registry import TASKS, make_task
+
     header = ["task", "vocab", "length", "train", "test", "chance", "scored in test"]
     print(render(header, [_row(name, make_task(name)) for name in TASKS]))
     return 0
 
 
-def _row(name: str, task: Task) -> list[str]:
+def _row(name: str, task: "Task") -> list[str]:
     sizes = [task.vocab_size, task.input_len, task.size("train"), task.size("test")]
     return [name, *(f"{size:,}" for size in sizes), f"{100 * task.chance:.2f} %", task.scored]
 
 
 def _show(args: argparse.Namespace) -> int:
-    cls = TASKS[args.name]
-    task = make_task(args.name, **(cls.SHORT if args.short else {}))
-    if not 0 <= args.index < task.size(args.split):
-        raise SystemExit(
-            f"kla task show: --index must be between 0 and {task.size(args.split) - 1}, got "
-            f"{args.index}"
+    from kalman_attention.tasks.registry import make_task
+
+    task = make_task(args.name)
+    if args.short:
+        task = make_task(args.name, **task.SHORT)
+    if args.index >= task.size(args.split):
+        raise ValueError(
+            f"--index must be between 0 and {task.size(args.split) - 1}, got {args.index}."
         )
     found = task.generate(args.split, seed=args.seed, count=args.index + 1)
     print(picture(found, task.token_names(), row=args.index, width=_width()))
     return 0
 
 
-def picture(found: Sequences, names: Sequence[str], *, row: int, width: int) -> str:
+def picture(found: "Sequences", names: Sequence[str], *, row: int, width: int) -> str:
     """One row of sequences as text, inputs above targets, in lines of at most ``width``.
 
     Args:
@@ -65,6 +74,8 @@ def picture(found: Sequences, names: Sequence[str], *, row: int, width: int) -> 
     Returns:
         Pairs of lines; ``_`` is a target that is not scored.
     """
+    from kalman_attention.tasks.task import IGNORE
+
     inputs = [names[token] for token in found.inputs[row].tolist()]
     targets = ["_" if t == IGNORE else names[t] for t in found.targets[row].tolist()]
     cell = max(len(name) for name in (*inputs, *targets))

@@ -6,90 +6,102 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kalman_attention.cli import numbers
+from kalman_attention.cli.parser import add_device
+from kalman_attention.cli.paths import DATA, RUNS, check_folder, out_folder
 from kalman_attention.cli.table import render
-from kalman_attention.evaluation.checkpoint import RUNS
+from kalman_attention.cli.verbs.sizes import MODEL_NAMES
 from kalman_attention.reading import read_json
-from kalman_attention.recipes.pretrain import RECIPES, PretrainRecipe, recipe
-from kalman_attention.train.optim import Rates
 
 if TYPE_CHECKING:
     from kalman_attention.parallel.ranks import Parallel
+    from kalman_attention.recipes.pretrain import PretrainRecipe
 
-DATA = Path("runs/data")
-"""Where ``kla data`` writes unless told otherwise."""
-
-_PLAIN = {
-    "tokens": "tokens to train on, such as 2M or 1.8B",
-    "batch_tokens": "tokens per update, such as 16k (16,384)",
-    "seq_len": "tokens of a row",
-    "micro_batch": "rows that go through the model at a time",
-    "num_samples": "posterior samples of --loss marginal",
-    "clip": "largest norm of the gradients",
-    "warmup_steps": "updates of linear warm-up",
-    "warmdown": "part of the updates in which the rates fall",
-    "eval_every": "updates between evaluations",
-    "eval_tokens": "validation tokens scored each time, at most",
-    "log_every": "updates between lines of metrics.jsonl",
-    "save_seconds": "seconds between checkpoints",
-    "threads": "threads of torch",
-    "seed": "of the first weights and of samples",
+_NUMBERS = {
+    "tokens": (numbers.positive_int, "tokens to train on, such as 2M or 1.8B"),
+    "batch_tokens": (numbers.positive_int, "tokens per update, such as 16Ki (16,384)"),
+    "seq_len": (numbers.positive_int, "tokens of a row"),
+    "micro_batch": (numbers.positive_int, "rows that go through the model at a time"),
+    "num_samples": (numbers.positive_int, "posterior samples of --loss marginal"),
+    "clip": (numbers.positive_float, "largest norm of the gradients"),
+    "warmup_steps": (numbers.nonnegative_int, "updates of linear warm-up"),
+    "warmdown": (numbers.fraction, "part of the updates in which the rates fall, 0 to 1"),
+    "eval_every": (numbers.positive_int, "updates between evaluations"),
+    "eval_tokens": (numbers.positive_int, "validation tokens scored each time, at most"),
+    "log_every": (numbers.positive_int, "updates between lines of metrics.jsonl"),
+    "save_seconds": (numbers.positive_float, "seconds between checkpoints"),
+    "threads": (numbers.workers, "threads of torch"),
+    "seed": (numbers.seed, "random seed of the initial weights and of samples"),
 }
 _CHOICES = {
-    "loader": ("packing", "window"),
-    "loss": ("mean", "marginal"),
-    "dtype": ("float32", "bfloat16"),
-    "embedding_dtype": ("bfloat16", "float32"),
+    "loader": (("packing", "window"), "rows that begin with a document, or the text cut into rows"),
+    "loss": (("mean", "marginal"), "of the posterior mean, or the marginal likelihood (KLA+)"),
+    "dtype": (("float32", "bfloat16"), "what is computed in"),
+    "embedding_dtype": (("bfloat16", "float32"), "how the token embedding is stored"),
+}
+_FLAGS = {
+    "reset_state": "forget at document boundaries",
+    "gradient_checkpointing": "compute blocks twice, store less",
+}
+_RATES = {
+    "lr": (numbers.positive_float, "base learning rate of matrices, head and vectors"),
+    "embedding_lr": (numbers.nonnegative_float, "base learning rate of the embedding"),
+    "weight_decay": (numbers.nonnegative_float, "weight decay of matrices and head"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
+    parser.epilog = MODEL_NAMES
+    parser.add_argument("recipe", metavar="RECIPE", help="what to train: a name from below")
     parser.add_argument(
-        "recipe",
-        metavar="RECIPE",
-        help=f"one of {', '.join(RECIPES)}; nano takes minutes on two cores, micro an hour, 45m "
-        "and 180m are the paper's",
+        "--shards", type=Path, metavar="DIR", help=f"what kla data wrote (default: {DATA})"
     )
-    parser.add_argument("--data", type=Path, help=f"what kla data wrote (default: {DATA})")
-    parser.add_argument("--out", type=Path, help=f"folder of the run (default: {RUNS}/RECIPE)")
+    parser.add_argument(
+        "--out",
+        type=out_folder,
+        metavar="DIR",
+        help=f"folder of the run (default: {RUNS}/RECIPE)",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and stop")
-    parser.add_argument("--device", default="cpu")
+    add_device(parser)
     parser.add_argument(
         "--parallel",
         choices=("ddp", "fsdp"),
         help="train with the processes that torchrun started (python -m kalman_attention), with "
-        "weights whole on each or spread over all",
+        "weights whole on each or spread over all (default: one process)",
     )
-    parser.add_argument("--context", type=int, default=1, help="processes that share a sequence")
-    parser.add_argument("--tensorboard", action="store_true")
+    parser.add_argument(
+        "--context",
+        type=numbers.workers,
+        default=1,
+        metavar="N",
+        help="processes that share a sequence",
+    )
+    parser.add_argument("--tensorboard", action="store_true", help="also write for TensorBoard")
     parser.add_argument("--quiet", action="store_true", help="no progress")
-    changed = parser.add_argument_group("what differs from the recipe")
-    for name, text in _PLAIN.items():
-        kind = {"clip": float, "warmdown": float, "save_seconds": float}.get(name, count)
-        changed.add_argument(f"--{name.replace('_', '-')}", type=_reader(name, kind), help=text)
-    for name, words in _CHOICES.items():
-        changed.add_argument(f"--{name.replace('_', '-')}", choices=words)
-    flags = {
-        "reset_state": "forget at the borders of documents",
-        "gradient_checkpointing": "compute blocks twice, store less",
-    }
-    for name, text in flags.items():
-        changed.add_argument(
-            f"--{name.replace('_', '-')}",
-            action=argparse.BooleanOptionalAction,
-            default=None,
-            help=text,
+    group = parser.add_argument_group(
+        "what differs from the recipe", "kla pretrain RECIPE --dry-run prints the defaults."
+    )
+    for name, (kind, text) in (*_NUMBERS.items(), *_RATES.items()):
+        group.add_argument(_option(name), type=kind, metavar="X", help=text)
+    for name, (words, text) in _CHOICES.items():
+        group.add_argument(_option(name), choices=words, help=text)
+    for name, text in _FLAGS.items():
+        group.add_argument(
+            _option(name), action=argparse.BooleanOptionalAction, default=None, help=text
         )
-    changed.add_argument("--lr", type=float, help="base rate of matrices, head and vectors")
-    changed.add_argument("--embedding-lr", type=float, help="base rate of the embedding")
-    changed.add_argument("--weight-decay", type=float)
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan, train, and print what came out."""
     chosen = chosen_recipe(args)
     if args.dry_run:
-        print(plan_table(chosen, args.data))
+        print(plan_table(chosen, args.shards))
         return 0
     if args.parallel is None:
         if args.context != 1:
@@ -101,16 +113,16 @@ def run(args: argparse.Namespace) -> int:
         return _train(args, chosen, parallel)
 
 
-def _train(args: argparse.Namespace, chosen: PretrainRecipe, parallel: "Parallel | None") -> int:
+def _train(args: argparse.Namespace, chosen: "PretrainRecipe", parallel: "Parallel | None") -> int:
     from kalman_attention.recipes.pretrain_run import SUMMARY, pretrain
 
     main = parallel is None or parallel.main
-    data, out = args.data or DATA, args.out or RUNS / args.recipe
+    shards, out = args.shards or DATA, args.out or check_folder(RUNS / args.recipe)
     if main:
-        print(f"{plan_table(chosen, data)}\n\ndata: {data}, run: {out}", flush=True)
+        print(f"{plan_table(chosen, shards)}\n\nshards: {shards}, run: {out}", flush=True)
     pretrain(
         chosen,
-        data,
+        shards,
         out,
         device=args.device if parallel is None else parallel.device,
         progress=main and not args.quiet,
@@ -126,9 +138,12 @@ def _train(args: argparse.Namespace, chosen: PretrainRecipe, parallel: "Parallel
     return 0
 
 
-def chosen_recipe(args: argparse.Namespace) -> PretrainRecipe:
+def chosen_recipe(args: argparse.Namespace) -> "PretrainRecipe":
     """The recipe, with what the command line changes."""
-    names = (*_PLAIN, *_CHOICES, "reset_state", "gradient_checkpointing")
+    from kalman_attention.recipes.pretrain import recipe
+    from kalman_attention.train.optim import Rates
+
+    names = (*_NUMBERS, *_CHOICES, *_FLAGS)
     changes: dict[str, Any] = {
         name: getattr(args, name) for name in names if getattr(args, name) is not None
     }
@@ -142,12 +157,12 @@ def chosen_recipe(args: argparse.Namespace) -> PretrainRecipe:
     return recipe(args.recipe, **changes, **({"rates": Rates(**rates)} if rates else {}))
 
 
-def plan_table(chosen: PretrainRecipe, data: Path | None) -> str:
+def plan_table(chosen: "PretrainRecipe", shards: Path | None) -> str:
     """The plan beside the paper's table.
 
     Args:
         chosen: the run.
-        data: its shards; None if there are none yet.
+        shards: what it trains on; None if there is nothing yet.
     """
     try:
         from kalman_attention.data.shards import TRAIN, ShardedTokens
@@ -155,10 +170,10 @@ def plan_table(chosen: PretrainRecipe, data: Path | None) -> str:
     except ModuleNotFoundError as error:
         raise ValueError(f"{error}: pip install 'kalman_attention[data]'") from error
 
-    if data is None:
+    if shards is None:
         plan = make_plan(chosen)
     else:
-        index = ShardedTokens(data).index
+        index = ShardedTokens(shards).index
         plan = make_plan(
             chosen, vocab_size=index.vocab_size, train_tokens=index.total("tokens", TRAIN)
         )
@@ -177,37 +192,7 @@ def summary_table(found: dict[str, Any]) -> str:
     return render([*header, "hours"], [cells])
 
 
-def count(text: str) -> int:
-    """A number of tokens: 5000, 2M, 1.8B.
-
-    >>> count("16k"), count("2M"), count("1.8B")
-    (16000, 2000000, 1800000000)
-    """
-    return _scaled(text, {"k": 10**3, "m": 10**6, "b": 10**9})
-
-
-def power_count(text: str) -> int:
-    """A number of tokens in powers of 1,024: 16k is 16,384.
-
-    >>> power_count("16k"), power_count("0.5M"), power_count("131072")
-    (16384, 524288, 131072)
-    """
-    return _scaled(text, {"k": 2**10, "m": 2**20})
-
-
-def _scaled(text: str, units: dict[str, int]) -> int:
-    unit = units.get(text[-1:].lower())
-    number = float(text[:-1]) * unit if unit else float(text)
-    if number != int(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(number)
-
-
-def _reader(name: str, kind: Any) -> Any:
-    return power_count if name in ("batch_tokens", "seq_len") else kind
-
-
-def _draw(folder: Path, chosen: PretrainRecipe) -> list[Path]:
+def _draw(folder: Path, chosen: "PretrainRecipe") -> list[Path]:
     """The learning curve, if matplotlib is there."""
     from kalman_attention.train.metrics import read_metrics
 

@@ -4,11 +4,15 @@ import argparse
 import importlib
 import json
 import math
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from kalman_attention.cli import numbers
+from kalman_attention.cli.parser import add_device
+from kalman_attention.cli.paths import RUNS, out_file
 from kalman_attention.cli.table import render
 from kalman_attention.data.progress import Progress
 from kalman_attention.evaluation import paper
@@ -25,43 +29,80 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "checkpoint",
         type=Path,
         nargs="?",
+        metavar="CHECKPOINT",
         help="folder with model and tokenizer (default: the newest pretraining run)",
     )
-    parser.add_argument("--tokenizer", type=Path, help="where the tokenizer is, if not there")
-    parser.add_argument("--device", default="cpu")
     parser.add_argument(
-        "--tasks",
-        nargs="*",
-        metavar="TASK",
-        help="zero-shot tasks, all eight if none is named; pretraining runs are scored by bits per "
-        "byte unless this or --data is given",
+        "--tokenizer",
+        type=Path,
+        metavar="DIR",
+        help="where the tokenizer is (default: in CHECKPOINT)",
     )
-    parser.add_argument("--data", type=Path, help="folder with local task files (else: the hub)")
-    parser.add_argument("--limit", type=int, help="only the first so many items (the paper: 500)")
-    parser.add_argument(
+    add_device(parser)
+    what = parser.add_argument_group("what to score")
+    what.add_argument(
+        "--shards",
+        type=Path,
+        metavar="DIR",
+        help="validation split of what kla data wrote, in bits per byte (default: what the run was "
+        "trained on)",
+    )
+    what.add_argument(
+        "--text",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="texts, in bits per byte (default: none)",
+    )
+    what.add_argument(
+        "--tasks", nargs="*", metavar="TASK", help="zero-shot tasks (default: the paper's eight)"
+    )
+    what.add_argument(
+        "--task-data",
+        type=Path,
+        metavar="DIR",
+        help="folder with local files of the tasks (default: they are fetched from the hub)",
+    )
+    how = parser.add_argument_group("how")
+    how.add_argument(
+        "--limit",
+        type=numbers.positive_int,
+        metavar="N",
+        help="only the first N items of each task, or documents; the paper: 500 (default: all)",
+    )
+    how.add_argument(
         "--bos",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="begin every context with start of text",
+        help="begin the context of every task with start of text (default: yes)",
     )
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--max-length", type=int, default=2048, help="tokens the model may read")
-    parser.add_argument("--samples", type=int, default=0, help="posterior samples (KLA+)")
-    parser.add_argument("--seed", type=int, default=0, help="of the samples")
-    parser.add_argument("--text", type=Path, nargs="+", help="bits per byte of these files instead")
-    parser.add_argument("--shards", type=Path, help="bits per byte of a validation split instead")
-    parser.add_argument(
+    how.add_argument("--batch-size", type=numbers.positive_int, default=16, help="rows at a time")
+    how.add_argument(
+        "--max-length", type=numbers.positive_int, default=2048, help="tokens the model may read"
+    )
+    how.add_argument(
         "--stride",
-        type=int,
-        help="for bits per byte: windows that forget (default: the state is carried on)",
+        type=numbers.positive_int,
+        metavar="N",
+        help="for bits per byte: windows of --max-length, each N further, that forget (default: "
+        "the state is carried on)",
     )
-    parser.add_argument("--out", type=Path, help="write the result as JSON")
+    how.add_argument(
+        "--num-samples",
+        type=numbers.nonnegative_int,
+        default=0,
+        help="posterior samples (KLA+); 0 takes the mean",
+    )
+    how.add_argument("--seed", type=numbers.seed, default=0, help="random seed of the samples")
+    parser.add_argument(
+        "--out", type=out_file, metavar="FILE", help="write the result as JSON (default: print it)"
+    )
 
 
 _MORE = """
 The paper's eight zero-shot tasks need their data:
-  kla eval {0} --data DIR    from local files (docs/evaluation.md says which)
-  kla eval {0} --tasks       fetched from the hub"""
+  kla eval {0} --task-data DIR    from local files (docs/evaluation.md says which)
+  kla eval {0} --tasks            fetched from the hub"""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -74,8 +115,9 @@ def run(args: argparse.Namespace) -> int:
     )
 
     if args.checkpoint is None:
-        args.checkpoint = newest_run()
-    wants_tasks = args.tasks is not None or args.data is not None
+        args.checkpoint = newest_run(RUNS)
+    texts = _read_texts(args.text or ())
+    wants_tasks = args.tasks is not None or args.task_data is not None
     shards = None
     if not (wants_tasks or args.text or args.shards):
         args.shards = shards = trained_on(args.checkpoint)
@@ -84,16 +126,15 @@ def run(args: argparse.Namespace) -> int:
                 f"{args.checkpoint} was trained on {shards}, which is no longer there. Say where "
                 "it is with --shards, or score a text with --text."
             )
-    if args.out and not args.out.parent.is_dir():
-        args.out.parent.mkdir(parents=True)
     found = load_checkpoint(args.checkpoint, tokenizer=args.tokenizer, device=args.device)
     with naming(args.checkpoint):
-        result = _texts(args, found) if args.text or args.shards else _tasks(args, found)
+        result = _texts(args, found, texts) if args.text or args.shards else _tasks(args, found)
     result = {"checkpoint": str(args.checkpoint), **result}
     if shards is not None:
         print(_MORE.format(args.checkpoint))
     if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         print(f"\nwritten: {args.out}")
     return 0
 
@@ -106,12 +147,12 @@ def _tasks(args: argparse.Namespace, found: "Checkpoint") -> dict[str, Any]:
         bos=args.bos,
         batch_size=args.batch_size,
         max_length=args.max_length,
-        num_samples=args.samples,
+        num_samples=args.num_samples,
         seed=args.seed,
         report=Progress("scoring", None, "requests").update,
     )
     result: dict[str, Any] = zero_shot.evaluate_zero_shot(
-        harness, args.tasks or list(BENCHMARKS), data=args.data, limit=args.limit
+        harness, args.tasks or list(BENCHMARKS), data=args.task_data, limit=args.limit
     )
     settings = ", ".join(f"{name} {value}" for name, value in result["settings"].items())
     print(f"{args.checkpoint}: {settings}\n")
@@ -174,21 +215,37 @@ def _cells(scores: list[float]) -> list[str]:
     return [f"{score:.1f}" for score in (*scores, sum(scores) / len(scores))]
 
 
-def _texts(args: argparse.Namespace, found: "Checkpoint") -> dict[str, Any]:
+def _read_texts(paths: Sequence[Path]) -> dict[str, str]:
+    """Texts by the names of their files, before anything is computed."""
+    texts = {str(path): path.read_bytes().decode("utf-8-sig", "replace") for path in paths}
+    for name, text in texts.items():
+        if not text:
+            raise ValueError(f"{name} is empty: there is nothing to score.")
+    return texts
+
+
+def _texts(
+    args: argparse.Namespace, found: "Checkpoint", texts: Mapping[str, str]
+) -> dict[str, Any]:
     how = "carried" if args.stride is None else f"windows of {args.max_length} by {args.stride}"
     totals = {}
     if args.shards:
         totals[f"{args.shards} (validation)"] = _score_shards(args, found)
-    for path in args.text or ():
-        text = path.read_bytes().decode("utf-8-sig", "replace")
-        totals[str(path)] = _score(args, found, found.tokenizer.encode(text), len(text.encode()))
+    for name, text in texts.items():
+        totals[name] = _score(args, found, found.tokenizer.encode(text), len(text.encode()))
+    for name, score in totals.items():
+        if not math.isfinite(score.bits_per_byte):
+            raise ValueError(
+                f"the model in {args.checkpoint} gives {score.bits_per_byte} bits per byte for "
+                f"{name}: its weights, or what it computes from them, are not finite numbers."
+            )
     rows = [
         [name, f"{s.bytes:,}", f"{s.tokens:,}", f"{s.bits_per_byte:.4f}", f"{s.perplexity:.2f}"]
         for name, s in totals.items()
     ]
     print(render(["text", "bytes", "tokens", "bits per byte", "perplexity per token"], rows))
-    print(f"state: {how}; posterior samples: {args.samples}; start of text is not counted")
-    settings = {"state": how, "num_samples": args.samples, "seed": args.seed}
+    print(f"state: {how}; posterior samples: {args.num_samples}; start of text is not counted")
+    settings = {"state": how, "num_samples": args.num_samples, "seed": args.seed}
     scores = {
         name: {
             "bits_per_byte": s.bits_per_byte,
@@ -212,7 +269,7 @@ def _score(
         tokens,
         chunk=args.max_length,
         stride=args.stride,
-        num_samples=args.samples,
+        num_samples=args.num_samples,
         seed=args.seed,
     )
     return TextScore(nats=nats, tokens=len(tokens), bytes=size)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from kalman_attention._files import write_atomically
 from kalman_attention.cli.page import Section, render_page
+from kalman_attention.cli.paths import check_file, out_file
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.experiment import SCALES, Experiment, Scale
 from kalman_attention.recipes.machine import about
-from kalman_attention.recipes.registry import EXPERIMENTS
+from kalman_attention.recipes.registry import EXPERIMENTS, load_experiment
 
 _FIGURES = {
     "variance": "Posterior variance on selective copying; lines mark the tokens to copy",
@@ -22,18 +23,26 @@ _FIGURES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
     parser.add_argument(
-        "runs", type=Path, nargs="?", default=Path("runs/reproduce"), help="folder of results"
+        "runs",
+        type=Path,
+        nargs="?",
+        default=Path("runs/reproduce"),
+        metavar="RUNS",
+        help="folder of results (default: runs/reproduce)",
     )
-    parser.add_argument("--out", type=Path, help="file to write (default: RUNS/report.html)")
+    parser.add_argument(
+        "--out", type=out_file, metavar="FILE", help="page to write (default: RUNS/report.html)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Collect what is there and write the page."""
     sections = list(collect(args.runs))
     if not sections:
-        print(f"{args.runs} holds no results. Make some: kla reproduce mad --scale smoke")
-        return 2
-    path = args.out or args.runs / "report.html"
+        raise ValueError(
+            f"{args.runs} holds no results. Make some: kla reproduce mad --scale smoke"
+        )
+    path = args.out or check_file(args.runs / "report.html")
     write_report(path, sections)
     print(f"report: {path}")
     return 0
@@ -55,8 +64,8 @@ def collect(root: Path) -> Iterator[Section]:
     """A section for every experiment and scale that has results."""
     for scale in SCALES:
         results = Results(root, scale)
-        for experiment in EXPERIMENTS.values():
-            yield from _experiment(experiment, scale, results)
+        for name in EXPERIMENTS:
+            yield from _experiment(load_experiment(name), scale, results)
         for name, caption in _FIGURES.items():
             images = sorted(results.folder(name).glob("*.svg"))
             for path in images:
@@ -84,7 +93,7 @@ def _experiment(experiment: Experiment, scale: Scale, results: Results) -> Itera
         raise ValueError(f"results in {where} lack what a table needs, {error}: {named}") from error
     yield Section(
         title=f"{experiment.name}, scale {scale}",
-        text=f"{experiment.summary}; {len(there)} of {len(cells)} cells. In the paper: "
+        text=f"{EXPERIMENTS[experiment.name]}; {len(there)} of {len(cells)} cells. In the paper: "
         f"{experiment.source}.",
         tables=tables,
         images=[(curves, "Learning curves: test accuracy over updates")] if curves.exists() else [],

@@ -9,28 +9,12 @@ from typing import Any
 import torch
 
 from kalman_attention import KLALayerConfig, LanguageModel, LanguageModelConfig
-from kalman_attention.cli.bench_layer import settings
-from kalman_attention.cli.measure import fastest, save_results
+from kalman_attention.cli.bench.layer import settings
+from kalman_attention.cli.bench.measure import fastest, save_results
 from kalman_attention.cli.table import render
 
 _PREFILL = 1024  # tokens per chunk of the prompt
 _VOCABULARY = 1024
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the verb."""
-    contexts = [128, 512, 2048, 4096, 8192, 16_384]
-    parser.add_argument("--contexts", type=int, nargs="+", default=contexts, help="context lengths")
-    parser.add_argument("--tokens", type=int, default=8, help="tokens decoded per measurement")
-    parser.add_argument("--batch", type=int, default=1, help="sequences")
-    parser.add_argument("--width", type=int, default=512, help="d_model")
-    parser.add_argument("--state", type=int, default=16, help="d_state")
-    parser.add_argument("--depth", type=int, default=4, help="blocks")
-    parser.add_argument("--threads", type=int, default=None, help="torch threads")
-    parser.add_argument("--repeats", type=int, default=40, help="rounds at most")
-    parser.add_argument("--seconds", type=float, default=60.0, help="time for all rounds, about")
-    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder for results")
-    parser.add_argument("--no-plot", action="store_true", help="numbers only")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,7 +64,7 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
     # Contexts take turns, models take turns twice: were they mixed, the context that comes after a
     # long cache would pay for bringing the weights back from memory.
     turns = [
-        {name: fastest(runs, most=args.repeats // 2, seconds=args.seconds / 4)}
+        {name: fastest(runs, most=max(1, args.repeats // 2), seconds=args.seconds / 4)}
         for name, runs in 2 * list(work.items())
     ]
     return {

@@ -5,6 +5,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kalman_attention.cli import numbers
+from kalman_attention.cli.paths import DATA, out_folder
 from kalman_attention.cli.table import render
 
 if TYPE_CHECKING:
@@ -22,20 +24,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="text, JSONL or Parquet files (also .gz), folders of them, hub:NAME[:CONFIG[:SPLIT]], "
         "or fineweb-edu; nothing: Python's standard library. `check DIR` verifies finished shards",
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/data"), help="folder to write")
+    parser.add_argument(
+        "--out", type=out_folder, default=str(DATA), metavar="DIR", help="folder to write"
+    )
     parser.add_argument("--field", default="text", help="JSON field or column with the text")
-    parser.add_argument("--separator", help="what separates documents in plain text")
+    parser.add_argument(
+        "--separator",
+        help="what separates documents in plain text (default: a file is one document)",
+    )
     parser.add_argument(
         "--document-bytes",
-        type=int,
+        type=numbers.nonnegative_int,
         default=100_000,
-        help="cut longer plain-text files at a line end (0: never)",
+        metavar="N",
+        help="cut longer plain-text files at a line end; 0 never does",
     )
-    parser.add_argument("--tokenizer", help="folder, tokenizer.json or hub name; default: train")
-    parser.add_argument("--bos", help="start-of-text token, if the tokenizer names none")
     parser.add_argument(
-        "--vocab",
-        type=int,
+        "--tokenizer", help="folder, tokenizer.json or hub name (default: train a new one)"
+    )
+    parser.add_argument(
+        "--bos", metavar="TOKEN", help="start-of-text token (default: what the tokenizer says)"
+    )
+    parser.add_argument(
+        "--vocab-size",
+        type=numbers.positive_int,
+        metavar="N",
         help="entries of a trained tokenizer (default: the largest power of two that leaves 512 "
         f"bytes of text for each, 32768 at most; {NANO_VOCABULARY} for the standard library)",
     )
@@ -44,16 +57,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="read also files that are hardly UTF-8; what is not becomes U+FFFD",
     )
-    parser.add_argument("--tokenizer-characters", type=int, default=2_000_000_000)
-    parser.add_argument("--shard-tokens", type=int, default=1 << 23)
+    parser.add_argument(
+        "--tokenizer-characters",
+        type=numbers.positive_int,
+        default=2_000_000_000,
+        metavar="N",
+        help="characters on which a tokenizer is trained, at most",
+    )
+    parser.add_argument(
+        "--shard-tokens",
+        type=numbers.positive_int,
+        default=1 << 23,
+        metavar="N",
+        help="tokens of a shard, about",
+    )
     parser.add_argument(
         "--validation",
-        type=int,
+        type=numbers.nonnegative_int,
         default=0,
         metavar="N",
-        help="hold out every N-th document (0: the last shard)",
+        help="hold out every N-th document; 0 holds out the last shard",
     )
-    parser.add_argument("--workers", type=int, help="processes (default: one per core)")
+    parser.add_argument(
+        "--workers", type=numbers.workers, metavar="N", help="processes (default: one per core)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         ),
         tokenizer=args.tokenizer,
         bos=args.bos,
-        vocab_size=args.vocab or (None if inputs else NANO_VOCABULARY),
+        vocab_size=args.vocab_size or (None if inputs else NANO_VOCABULARY),
         tokenizer_characters=args.tokenizer_characters,
         shard_tokens=args.shard_tokens,
         validation=args.validation,

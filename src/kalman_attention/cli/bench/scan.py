@@ -3,14 +3,14 @@
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from kalman_attention import KLAState, kla_step
-from kalman_attention.cli.measure import (
+from kalman_attention.cli.bench.measure import (
     CPU,
     Shape,
     available_memory,
@@ -21,13 +21,13 @@ from kalman_attention.cli.measure import (
     scan_pass,
 )
 from kalman_attention.cli.table import render
+from kalman_attention.cli.verbs.bench import BATCH, CHANNELS, LENGTHS, SLOTS
 from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
 from kalman_attention.recipes.machine import keep_memory
 from kalman_attention.tools.selfcheck import Case, errors, make_call, misses, run_call
 
-PAPER = Shape(B=1, T=2048, D=960, N=16)
+PAPER = Shape(B=BATCH, T=2048, D=CHANNELS, N=SLOTS)
 MAD = Shape(B=172, T=128, D=128, N=8)
-LENGTHS = [2**i for i in range(7, 17)]
 PASSES = {"forward": False, "forward + backward": True}
 
 
@@ -41,43 +41,63 @@ class Goal(NamedTuple):
     met: bool
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the verb."""
-    parser.add_argument("--only", choices=["goals", "sweep"], help="one of the two parts")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to run")
-    parser.add_argument("--engines", nargs="+", help="for the sweep; all usable ones by default")
-    parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, help="T of the sweep")
-    parser.add_argument("--batch", type=int, default=PAPER.B, help="B of the sweep")
-    parser.add_argument("--channels", type=int, default=PAPER.D, help="D of the sweep")
-    parser.add_argument("--slots", type=int, default=PAPER.N, help="N of the sweep")
-    parser.add_argument("--patience", type=float, default=20.0, help="seconds before giving up")
-    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="where results go")
-
-
 def run(args: argparse.Namespace) -> int:
-    """Check the engines, measure, print tables, write JSON and plots."""
-    device = torch.device(args.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        print("torch sees no GPU here: --device cuda needs one", file=sys.stderr)
-        return 1
+    """Measure what the command line asks for."""
+    return bench_scan(
+        only=args.only,
+        device=torch.device(args.device),
+        engines=args.engines,
+        lengths=args.lengths,
+        shape=Shape(args.batch, PAPER.T, args.channels, args.slots),
+        patience=args.patience,
+        out=args.out,
+    )
+
+
+def bench_scan(
+    *,
+    out: Path,
+    only: Literal["goals", "sweep"] | None = None,
+    device: torch.device = CPU,
+    engines: Sequence[str] | None = None,
+    lengths: Sequence[int] = LENGTHS,
+    shape: Shape = PAPER,
+    patience: float = 20.0,
+) -> int:
+    """Check the engines, measure, print tables, write JSON and plots.
+
+    Args:
+        out: folder for the results.
+        only: one of the two parts.
+        device: where to run.
+        engines: for the sweep; None for all usable ones.
+        lengths: T of the sweep.
+        shape: B, D and N of the sweep.
+        patience: seconds of a pass before an engine gives up.
+
+    Returns:
+        0, or 1 if an engine is wrong, which is then not timed.
+    """
     default = resolve("auto", device, torch.float32)
     usable = [e.name for e in ENGINES.values() if e.why_not(device, torch.float32) is None]
-    engines = args.engines or [REFERENCE, *usable]
-    if not _gate([name for name in engines if name != REFERENCE], device):
+    for name in engines or ():
+        resolve(name, device, torch.float32)
+    chosen = list(engines or [REFERENCE, *usable])
+    if not _gate([name for name in chosen if name != REFERENCE], device):
         return 1
     results: dict[str, Any] = {"engine": default, "memory_kept_between_calls": keep_memory()}
-    if args.only != "sweep" and device.type == "cpu":  # the goals are those of the CPU kernel
+    if only != "sweep" and device.type == "cpu":  # the goals are those of the CPU kernel
         goals = list(_goals(default))
         rows = [[g.case, g.against, f"{g.measured:.2f}", g.wanted, _yes(g.met)] for g in goals]
         print("\n" + render(["case", "against", "measured", "goal", "met"], rows), flush=True)
         results["goals"] = [g._asdict() for g in goals]
-        save_results(args.out / "scan.json", results)
-    if args.only != "goals":
-        results["sweep"] = sweep_lengths(args, engines, device)
-        save_results(args.out / "scan.json", results)
+        save_results(out / "scan.json", results)
+    if only != "goals":
+        results["sweep"] = sweep_lengths(shape, lengths, patience, chosen, device)
+        save_results(out / "scan.json", results)
         _print_sweep(results["sweep"], default)
-        plot_sweep(results["sweep"], args.out)
-    print(f"\nresults: {args.out / 'scan.json'}")
+        plot_sweep(results["sweep"], out)
+    print(f"\nresults: {out / 'scan.json'}")
     return 0
 
 
@@ -187,24 +207,29 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def sweep_lengths(
-    args: argparse.Namespace, engines: list[str], device: torch.device
+    shape: Shape,
+    lengths: Sequence[int],
+    patience: float,
+    engines: list[str],
+    device: torch.device,
 ) -> dict[str, Any]:
     """Times of every engine, length and pass; an engine that gives up says why and rests.
 
     Args:
-        args: lengths, batch, channels, slots and patience, as the command line has them.
+        shape: B, D and N.
+        lengths: T.
+        patience: seconds of a pass before an engine gives up.
         engines: names of engines, or "reference".
         device: where to run.
     """
-    shape = Shape(args.batch, PAPER.T, args.channels, args.slots)
     sweep: dict[str, Any] = {"shape": f"B={shape.B} D={shape.D} N={shape.N}", "passes": {}}
     for kind, backward in PASSES.items():
         memory = {e: _bytes_per_token(shape, e, backward, device) for e in engines}
         times: dict[str, dict[int, float]] = {e: {} for e in engines}
         gave_up: dict[str, str] = {}
-        for T in sorted(args.lengths):
+        for T in sorted(lengths):
             for engine in set(engines) - set(gave_up):
-                reason = _hopeless(T, times[engine], memory[engine], args.patience, device)
+                reason = _hopeless(T, times[engine], memory[engine], patience, device)
                 if reason:
                     gave_up[engine] = reason
             inputs = make_inputs(shape._replace(T=T), grad=backward, device=device)

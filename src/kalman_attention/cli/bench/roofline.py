@@ -27,11 +27,6 @@ HEADER = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the verb."""
-    parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
-
-
 def run(args: argparse.Namespace) -> int:
     """Print the prediction. Nothing is measured."""
     rows = list(table())

@@ -2,38 +2,16 @@
 
 import argparse
 import importlib.util
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kalman_attention import KLA, Attention, AttentionConfig, KLALayerConfig
-from kalman_attention.cli.measure import fastest, layer_pass, save_results
+from kalman_attention.cli.bench.measure import fastest, layer_pass, save_results
 from kalman_attention.cli.table import render
 
 _TOO_LONG = 30.0  # seconds per call: a side that is expected to take longer is left out
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the verb."""
-    lengths = [512, 1024, 2048, 4096, 8192, 16_384]
-    parser.add_argument("--lengths", type=int, nargs="+", default=lengths, help="sequence lengths")
-    parser.add_argument("--batch", type=int, default=1, help="sequences")
-    parser.add_argument("--width", type=int, default=960, help="d_model")
-    parser.add_argument("--state", type=int, default=16, help="d_state")
-    parser.add_argument("--threads", type=int, default=None, help="torch threads")
-    parser.add_argument("--repeats", type=int, default=10, help="rounds at most")
-    parser.add_argument(
-        "--mamba-up-to",
-        type=int,
-        default=512,
-        help="longest T for transformers' Mamba, whose CPU path takes minutes beyond",
-    )
-    parser.add_argument("--seconds", type=float, default=20.0, help="time per length, about")
-    parser.add_argument("--value", choices=("stream", "project"), default="stream")
-    parser.add_argument("--precision-rank", type=int, default=None)
-    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder for results")
 
 
 def run(args: argparse.Namespace) -> int:

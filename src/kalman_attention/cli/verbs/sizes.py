@@ -1,31 +1,42 @@
 """``kla sizes``: parameters and state sizes of models, side by side."""
 
 import argparse
-import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from kalman_attention import LanguageModelConfig
+from kalman_attention.cli.parser import listing
 from kalman_attention.cli.table import render
-from kalman_attention.models.matching import PAPER_MODELS
-from kalman_attention.models.plan import format_plan
-from kalman_attention.models.presets import PRESETS
-from kalman_attention.models.sizes import mixer_size, model_size
+from kalman_attention.models.names import ALIASES, MODELS, SIZES
+
+if TYPE_CHECKING:
+    from kalman_attention import LanguageModelConfig
+
+PAPER_TABLES = ("mad", "mqar")
+MODEL_NAMES = "\n\n".join(
+    (
+        listing("models, each as MODEL-SIZE", MODELS),
+        listing("sizes", SIZES),
+        listing("short names", ALIASES),
+    )
+)
+"""The names of all models, for the help."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
+    parser.epilog = MODEL_NAMES
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument(
         "names",
         nargs="*",
         default=[],
         metavar="NAME",
-        help=f"presets, out of {', '.join(PRESETS)}; all if none is named",
+        help="models such as kla-nano; all of them if none is named",
     )
     chosen.add_argument(
         "--paper",
-        choices=tuple(PAPER_MODELS),
-        help="a table of the paper: its state sizes beside ours",
+        choices=PAPER_TABLES,
+        help="the models of a table of the paper, its state sizes beside ours (default: presets)",
     )
 
 
@@ -35,22 +46,23 @@ def run(args: argparse.Namespace) -> int:
         print(f"one mixer, numbers per sequence; the paper's {args.paper} table beside ours\n")
         print(paper_table(args.paper))
         return 0
-    unknown = [name for name in args.names if name not in PRESETS]
-    if unknown:
-        known = ", ".join(PRESETS)
-        print(f"unknown: {', '.join(unknown)}. Known presets: {known}.", file=sys.stderr)
-        return 2
+    from kalman_attention.models.presets import PRESETS, preset
+
+    chosen = {name: preset(name) for name in args.names} or PRESETS
     print("state, windows and growth per token: numbers per sequence, all blocks together\n")
-    print(size_table({name: PRESETS[name] for name in args.names or PRESETS}))
+    print(size_table(chosen))
     return 0
 
 
-def size_table(models: Mapping[str, LanguageModelConfig]) -> str:
+def size_table(models: Mapping[str, "LanguageModelConfig"]) -> str:
     """Models side by side: parameters, and what a sequence carries along.
 
     Args:
         models: configurations by the name to show.
     """
+    from kalman_attention.models.plan import format_plan
+    from kalman_attention.models.sizes import model_size
+
     header = ["model", "plan", "d_model", "parameters", "of them vocabulary"]
     header += ["state per block", "state", "conv windows", "per token"]
     rows = []
@@ -70,6 +82,9 @@ def paper_table(name: str) -> str:
     Args:
         name: of the table, ``"mad"`` or ``"mqar"``.
     """
+    from kalman_attention.models.matching import PAPER_MODELS
+    from kalman_attention.models.sizes import mixer_size
+
     header = ["model", "blocks", "d_model", "variant", "parameters"]
     header += ["state", "printed", "conv window", "options"]
     rows = []

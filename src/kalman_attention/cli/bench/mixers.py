@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from kalman_attention.cli.bench_layer import settings, transformers_mamba
-from kalman_attention.cli.measure import available_memory, fastest, layer_pass, save_results
+from kalman_attention._text import unknown
+from kalman_attention.cli.bench.layer import settings, transformers_mamba
+from kalman_attention.cli.bench.measure import available_memory, fastest, layer_pass, save_results
 from kalman_attention.cli.table import render
 from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.sizes import mixer_size
@@ -20,35 +21,15 @@ from kalman_attention.models.sizes import mixer_size
 PASSES = {"forward": False, "forward + backward": True}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the verb."""
-    lengths = [512, 1024, 2048, 4096, 8192]
-    parser.add_argument("--lengths", type=int, nargs="+", default=lengths, help="sequence lengths")
-    parser.add_argument("--batch", type=int, default=1, help="sequences")
-    parser.add_argument("--width", type=int, default=512, help="d_model, a multiple of 4 d_state")
-    parser.add_argument("--state", type=int, default=16, help="d_state of KLA; others are matched")
-    parser.add_argument("--mixers", nargs="+", choices=tuple(MIXERS), default=list(MIXERS))
-    parser.add_argument("--threads", type=int, default=None, help="torch threads")
-    parser.add_argument("--repeats", type=int, default=10, help="rounds at most")
-    parser.add_argument("--seconds", type=float, default=20.0, help="time per length, about")
-    parser.add_argument("--limit", type=float, default=60.0, help="longest call, in seconds")
-    rivals = parser.add_argument_group("public implementations on CPU, where installed")
-    rivals.add_argument("--rivals-at", type=int, nargs="*", default=[512, 2048], help="lengths")
-    rivals.add_argument(
-        "--rivals-backward-up-to",
-        type=int,
-        default=512,
-        help="longest T with gradients, which take some of them minutes beyond",
-    )
-    rivals.add_argument("--rival-repeats", type=int, default=1, help="rounds at most")
-    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder for results")
-
-
 def run(args: argparse.Namespace) -> int:
     """Measure, print tables, draw, write the numbers."""
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    options = {name: matched_options(name, args.width, args.state) for name in args.mixers}
+    wrong = [name for name in args.mixers or () if name not in MIXERS]
+    if wrong:
+        raise ValueError(unknown("mixer", wrong[0], MIXERS))
+    names = args.mixers or MIXERS
+    options = {name: matched_options(name, args.width, args.state) for name in names}
     sizes = {name: mixer_size(name, options[name]) for name in options}
     layers = {name: MIXERS[name].module(options[name]) for name in options}
     print(f"width {args.width}, batch {args.batch}, best of interleaved runs\n")
@@ -194,8 +175,8 @@ def _sweep(
         work = {n: layer_pass(layer, [x], backward=backward) for n, layer in chosen.items()}
         for name, seconds in fastest(work, most=args.repeats, seconds=args.seconds).items():
             found[name]["seconds"][length] = seconds
-            if seconds * (following / length) ** 2 > args.limit:  # attention, the steepest
-                found[name]["gave_up"] = f"over {args.limit:g} s at T={following}"
+            if seconds * (following / length) ** 2 > args.patience:  # attention, the steepest
+                found[name]["gave_up"] = f"over {args.patience:g} s at T={following}"
     return found
 
 
@@ -214,7 +195,7 @@ def _against(
             theirs = rival.build(args.width, args.state, length)
             heads = matched_options("mlstm", args.width, args.state).num_heads
             need = 4 * rival.quadratic * heads * args.batch * length**2
-            slow = last is not None and last[1] * (length / last[0]) ** 2 > args.limit
+            slow = last is not None and last[1] * (length / last[0]) ** 2 > args.patience
             if theirs is None or slow or need > available_memory():
                 continue
             x = torch.randn(args.batch, length, args.width)

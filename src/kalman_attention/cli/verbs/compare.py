@@ -5,12 +5,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from kalman_attention._files import write_atomically
-from kalman_attention.cli.eval import harness_module, paper_table
-from kalman_attention.cli.measure import fastest
+from kalman_attention.cli import numbers
+from kalman_attention.cli.paths import out_folder
 from kalman_attention.cli.table import render
+from kalman_attention.cli.verbs.eval import harness_module, paper_table
 from kalman_attention.data.progress import Progress
 from kalman_attention.evaluation import paper
 from kalman_attention.evaluation.benchmarks import checksum
@@ -26,23 +25,46 @@ _SPEED = "speed.json"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run")
-    parser.add_argument("--shards", type=Path, help="where their data are now, if they have moved")
-    parser.add_argument("--data", type=Path, help="folder with local task files; else no tasks")
-    parser.add_argument("--limit", type=int, help="only the first so many items (the paper: 500)")
-    parser.add_argument("--threads", type=int, help="threads of torch")
     parser.add_argument(
-        "--seconds", type=float, default=60.0, help="for the speed, of all runs in turns; 0: none"
+        "--shards",
+        type=Path,
+        metavar="DIR",
+        help="what they were trained on (default: where it was)",
+    )
+    parser.add_argument(
+        "--task-data",
+        type=Path,
+        metavar="DIR",
+        help="folder with local files of the zero-shot tasks (default: no tasks)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=numbers.positive_int,
+        metavar="N",
+        help="only the first N items of each task; the paper: 500 (default: all)",
+    )
+    parser.add_argument(
+        "--threads", type=numbers.workers, metavar="N", help="threads of torch (default: torch's)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=numbers.nonnegative_float,
+        default=60.0,
+        help="time for measuring the speed, of all runs in turns; 0 measures none",
     )
     parser.add_argument(
         "--out",
-        type=Path,
-        default=Path("runs/compare"),
+        type=out_folder,
+        default="runs/compare",
+        metavar="DIR",
         help="folder of the results; runs measured before are not measured again",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure what is not there yet, print tables, write the numbers and the curves."""
+    import torch
+
     from kalman_attention.plots.files import save_figure
     from kalman_attention.plots.pretraining import plot_comparison
     from kalman_attention.recipes.comparison import check_comparable, open_run
@@ -53,12 +75,12 @@ def run(args: argparse.Namespace) -> int:
     if len(opened) < len(args.runs):
         raise ValueError("two of the runs have folders of the same name: rename one of them.")
     check_comparable(list(opened.values()))
-    asked = args.data and {"limit": args.limit, "questions": checksum(args.data)}
+    asked = args.task_data and {"limit": args.limit, "questions": checksum(args.task_data)}
     args.out.mkdir(parents=True, exist_ok=True)
     results = {name: _measured(args, name, found, asked) for name, found in opened.items()}
     speed = _speed(args, opened) if args.seconds else {}
     print(quality_table(results, speed))
-    if args.data is not None:
+    if args.task_data is not None:
         print(f"\nzero-shot, in per cent; {_items(args.limit)}; paper: {paper.SOURCE}\n")
         tasks = {f["summary"]["model"]: f["zero_shot"]["tasks"] for f in results.values()}
         print(paper_table(tasks))
@@ -96,13 +118,14 @@ def _zero_shot(args: argparse.Namespace, found: "FinishedRun") -> dict[str, Any]
     harness = zero_shot.HarnessModel(model, tokenizer, report=report)
     with naming(found.folder):
         scores: dict[str, Any] = zero_shot.evaluate_zero_shot(
-            harness, data=args.data, limit=args.limit
+            harness, data=args.task_data, limit=args.limit
         )
     return scores
 
 
 def _speed(args: argparse.Namespace, opened: dict[str, "FinishedRun"]) -> dict[str, float]:
     """Tokens per second of training, taken in turns so that all see the same machine."""
+    from kalman_attention.cli.bench.measure import fastest
     from kalman_attention.recipes.comparison import training_passes
 
     least = fastest(training_passes(opened), seconds=args.seconds, most=1_000)

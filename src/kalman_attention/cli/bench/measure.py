@@ -174,7 +174,7 @@ def available_memory(device: torch.device = CPU) -> int:
 def save_results(path: Path, results: dict[str, Any]) -> None:
     """Write results as JSON, with the machine and the versions they belong to."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"about": about(), **results}, indent=2) + "\n")
+    path.write_text(json.dumps({"about": about(), **results}, indent=2) + "\n", encoding="utf-8")
 
 
 class _MemoryJob(NamedTuple):

@@ -1,17 +1,22 @@
-"""``kla check``: which engines work here, which one ``auto`` picks, and whether they are right."""
+"""What ``kla check`` does: which engines work here, how exact they are, what they compile to."""
 
-import argparse
+import importlib
+import importlib.util
 import platform
+import sys
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from kalman_attention import __version__
-from kalman_attention.cli import check_compile
 from kalman_attention.cli.table import render
 from kalman_attention.ops.cpu import library
 from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
+from kalman_attention.tools.resources import KernelResources
 from kalman_attention.tools.selfcheck import Case, errors, make_call, misses, run_call
+from kalman_attention.recipes.table import markdown_rows
 
 CASES = {
     "plain": Case(B=2, T=130, N=4, D=24),
@@ -22,46 +27,33 @@ CASES = {
     "right padding": Case(B=3, T=90, N=4, D=8, padding="right"),
     "packed": Case(B=1, T=150, N=4, D=8, documents=5),
 }
-"""What ``--run`` computes with every engine."""
+"""What ``kla check --run`` computes with every engine."""
 
 ERROR_HEADER = ("engine", "case", "y, y_var", "belief", "gradients", "verdict")
 
+GPU_ENGINES = ("triton", "cuda")
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the verb."""
-    parser.add_argument(
-        "--run",
-        action="store_true",
-        help="run each usable engine against the float64 reference, values and gradients",
-    )
-    parser.add_argument("--engine", help="only this engine (with --run)")
-    parser.add_argument(
-        "--compile",
-        nargs="*",
-        metavar="ARCH",
-        help="compile the GPU engines for these architectures (all of "
-        f"{', '.join(check_compile.ARCHITECTURES)} if none is named); needs no GPU",
-    )
-    parser.add_argument("--markdown", type=Path, help="write the table of --compile here too")
+RESOURCE_HEADER = ("engine", "kernel", "variant", "architecture", "registers", "spilled", "shared")
+"""Numbers are per architecture, in its order; spilled and shared are bytes."""
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the engines; with ``--run`` also their errors. 1 if an engine breaks the contract."""
-    if args.compile is not None:
-        return check_compile.run(args.compile, args.markdown)
-    device = _device()
+def show_engines() -> None:
+    """Print every engine, usable or why not, and which one ``auto`` means."""
+    device = here()
     print(
         f"kalman_attention {__version__}, torch {torch.__version__}, "
         f"Python {platform.python_version()}, {torch.get_num_threads()} threads, "
         f"tensors on {device.type}\n"
     )
     print(render(["engine", "usable", "what it is"], _engine_rows(device)))
-    print(f"\nauto on {device.type} means: {resolve('auto', device, torch.float32)}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the native engine is missing is said below
+        print(f"\nauto on {device.type} means: {resolve('auto', device, torch.float32)}")
     _print_native()
-    return _run_engines(args.engine, device) if args.run else 0
 
 
-def _device() -> torch.device:
+def here() -> torch.device:
+    """Where tensors are tried: on the GPU, if there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -75,7 +67,9 @@ def _engine_rows(device: torch.device) -> list[list[str]]:
 
 
 def _print_native() -> None:
-    if library.why_not() is not None:
+    missing = library.why_not()
+    if missing is not None:
+        print(f"native library: {missing}")
         return
     native = library.info()
     sets = ", ".join(native.isas)
@@ -86,7 +80,9 @@ def _print_native() -> None:
     )
 
 
-def _run_engines(only: str | None, device: torch.device) -> int:
+def run_engines(only: str | None) -> int:
+    """Print the errors of one engine, or of all usable ones; 1 if one breaks the contract."""
+    device = here()
     if only is not None:
         resolve(only, device, torch.float32)
     usable = [e for e in ENGINES.values() if e.why_not(device, torch.float32) is None]
@@ -123,3 +119,61 @@ def _worst(found: dict[str, float]) -> list[str]:
 
 def _verdict(missed: dict[str, float]) -> str:
     return "ok" if not missed else "MISSES: " + ", ".join(missed)
+
+
+def show_resources(architectures: Sequence[str], path: Path | None) -> int:
+    """Print what every kernel needs; 1 if nothing could be compiled.
+
+    Args:
+        architectures: such as ``sm_80``.
+        path: where to write the table as Markdown too, or None.
+    """
+    rows: list[list[str]] = []
+    for engine in GPU_ENGINES:
+        found = compile_engine(engine, architectures)
+        if isinstance(found, str):
+            print(f"{engine}: not compiled: {found}")
+        else:
+            rows += resource_rows(engine, found)
+    if not rows:
+        print("nothing to compile", file=sys.stderr)
+        return 1
+    print("\n" + render(RESOURCE_HEADER, rows))
+    spilling = [row for row in rows if set(row[5]) - set("0 /")]
+    print(f"\n{len(rows)} variants compiled, {len(spilling)} of them spill registers")
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(markdown_rows(RESOURCE_HEADER, rows) + "\n", encoding="utf-8")
+        print(f"table: {path}")
+    return 0
+
+
+def resource_rows(engine: str, found: Sequence[KernelResources]) -> list[list[str]]:
+    """One row per kernel and variant, with the numbers of all architectures side by side."""
+    groups: dict[tuple[str, str], list[KernelResources]] = {}
+    for row in found:
+        groups.setdefault((row.kernel, row.variant), []).append(row)
+    return [
+        [engine, *names, *(_joined(column) for column in list(zip(*rows, strict=True))[2:])]
+        for names, rows in groups.items()
+    ]
+
+
+def _joined(cells: Sequence[object]) -> str:
+    return " / ".join(str(cell) for cell in cells)
+
+
+def compile_engine(engine: str, architectures: Sequence[str]) -> list[KernelResources] | str:
+    """Resources of an engine's kernels, or why they cannot be had."""
+    if engine not in ENGINES:
+        return "this version has no such engine"
+    if engine == "triton" and ENGINES[engine].missing is not None:
+        return str(ENGINES[engine].missing)
+    name = f"kalman_attention.tools.{engine}_resources"
+    if importlib.util.find_spec(name) is None:
+        return "it does not report resources"
+    try:
+        found: list[KernelResources] = importlib.import_module(name).resources(architectures)
+    except (RuntimeError, ValueError) as reason:
+        return str(reason)
+    return found

@@ -1,66 +1,79 @@
 """``kla reproduce``: the paper's experiments, cell by cell, at three scales."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from kalman_attention.cli import figures
-from kalman_attention.cli.table import render
-from kalman_attention.cli.watch import Watch
+from kalman_attention.cli import numbers
+from kalman_attention.cli.parser import listing
+from kalman_attention.cli.paths import check_folder
+from kalman_attention.cli.table import print_table
 from kalman_attention.recipes.cell import Cell, Results
 from kalman_attention.recipes.experiment import SCALES, Experiment, Scale
-from kalman_attention.recipes.registry import EXPERIMENTS
-from kalman_attention.recipes.runner import run_cells
-from kalman_attention.recipes.table import Table, markdown
+from kalman_attention.recipes.registry import EXPERIMENTS, load_experiment
+from kalman_attention.recipes.table import markdown
 
-FIGURES: dict[str, Callable[[Results, Scale], list[Path]]] = {
-    "scaling": figures.scaling,
-    "variance": figures.variance,
-    "attention-maps": figures.maps,
+FIGURES = {
+    "scaling": "time of the engines over sequence length, on this machine",
+    "variance": "posterior variance over a sequence, of a model that mad has trained",
+    "attention-maps": "Kalman attention maps, of models that mad has trained",
 }
-"""Experiments that only look: at the speed of this machine, or into models that ``mad`` trained."""
+"""Experiments that only look, each a function of ``cli/figures.py``."""
+_TIMES = {"smoke": "seconds", "cpu": "hours on two cores", "paper": "as published, for a GPU"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
+    parser.epilog = (
+        f"{listing('experiments', EXPERIMENTS | FIGURES)}\n\n{listing('scales', _TIMES)}"
+    )
     parser.add_argument(
         "experiment",
         choices=[*EXPERIMENTS, *FIGURES],
-        help="; ".join(f"{e.name}: {e.summary}" for e in EXPERIMENTS.values()),
+        metavar="EXPERIMENT",
+        help="one of the list below",
+    )
+    parser.add_argument("--scale", choices=SCALES, default="cpu", help="how large")
+    parser.add_argument(
+        "--jobs", type=numbers.workers, default=1, help="processes, of one thread each"
     )
     parser.add_argument(
-        "--scale",
-        choices=SCALES,
-        default="cpu",
-        help="smoke: seconds; cpu: hours on two cores; paper: as published (default: cpu)",
-    )
-    parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each")
-    parser.add_argument(
-        "--only", action="append", metavar="LABELS", help="cells with these labels: kla/compression"
+        "--only",
+        action="append",
+        metavar="LABELS",
+        help="cells with these labels, such as kla/compression (default: all cells)",
     )
     parser.add_argument("--list", action="store_true", help="list the cells and stop")
     parser.add_argument("--table", action="store_true", help="compute nothing, show what is there")
-    parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="where results go")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/reproduce"), metavar="DIR", help="where results go"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Compute what is missing, then show tables and draw figures of what is there."""
     results = Results(args.out, args.scale)
+    if not args.list:
+        check_folder(args.out)
     if args.experiment in FIGURES:
-        for path in FIGURES[args.experiment](results, args.scale):
+        from kalman_attention.cli import figures
+
+        for path in getattr(figures, args.experiment.replace("-", "_"))(results, args.scale):
             print(path)
         return 0
-    experiment = EXPERIMENTS[args.experiment]
+    experiment = load_experiment(args.experiment)
     cells = experiment.cells(args.scale)
     chosen = [c for c in cells if args.only is None or any(c.matches(p) for p in args.only)]
     if not chosen:
         known = "\n  ".join(dict.fromkeys(c.name for c in cells))
-        print(f"no cell has the labels {' or '.join(args.only)}. There are:\n  {known}")
-        return 2
+        raise ValueError(f"no cell has the labels {' or '.join(args.only)}. There are:\n  {known}")
     if args.list:
         print("\n".join(f"{_mark(results, c)} {c.name}" for c in chosen))
         return 0
     if not args.table:
+        from kalman_attention.cli.watch import Watch
+        from kalman_attention.recipes.runner import run_cells
+
         print(f"{experiment.name} ({experiment.source}), scale {args.scale}: {len(chosen)} cells")
         watch = Watch(results)
         run_cells(chosen, results, jobs=args.jobs, say=watch.say, watch=watch)
@@ -70,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
 
 def show(experiment: Experiment, scale: Scale, results: Results, cells: Sequence[Cell]) -> None:
     """Print the tables of all results that are there, and write them beside the results."""
+    from kalman_attention.cli import figures
+
     there = [r for c in cells if (r := results.load(c)) is not None]
     tables = experiment.render(scale, there)
     for table in tables:
@@ -80,14 +95,6 @@ def show(experiment: Experiment, scale: Scale, results: Results, cells: Sequence
     (folder / "tables.md").write_text(text, encoding="utf-8")
     for path in figures.curves(experiment, there, folder):
         print(path)
-
-
-def print_table(table: Table) -> None:
-    """A table for the terminal."""
-    print(f"\n{table.title}\n")
-    print(render(table.header, table.rows))
-    for note in table.notes:
-        print(f"- {note}")
 
 
 def _mark(results: Results, cell: Cell) -> str:

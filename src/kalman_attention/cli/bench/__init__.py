@@ -1,0 +1,1 @@
+"""What ``kla bench`` measures, one file per subject."""

@@ -1,0 +1,155 @@
+"""What ``kla demo`` shows: a filter, two models that learn, and the speed of the engines."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kalman_attention import ScanOutput, discretise, kla_scan
+from kalman_attention.cli import figures
+from kalman_attention.cli.bench.measure import Shape, fastest, make_inputs, scan_pass
+from kalman_attention.cli.page import Section
+from kalman_attention.cli.table import print_table, render
+from kalman_attention.cli.verbs.report import write_report
+from kalman_attention.cli.watch import Watch
+from kalman_attention.ops.engines import ENGINES, REFERENCE
+from kalman_attention.recipes.cell import Results
+from kalman_attention.recipes.demo import EXPERIMENT, SUMMARY
+from kalman_attention.recipes.inspection import load_best
+from kalman_attention.recipes.runner import run_cells
+from kalman_attention.recipes.table import Table
+
+NOISE = 0.4
+GAP = slice(170, 230)
+
+_SHAPE = Shape(B=4, T=512, D=256, N=16)
+
+
+def demonstrate(out: Path) -> None:
+    """Show the filter, let it learn, time the engines, write the report."""
+    print("1. The filter\n")
+    belief = show_belief(out)
+    print("\n2. Learning: copy the 4 tokens that matter out of 32, one block each\n")
+    learning = _learn(Results(out, "cpu"))
+    print("\n3. Speed of the engines here\n")
+    speed = engine_speed()
+    print_table(speed)
+    sections = [
+        Section(
+            title="The filter",
+            text="A signal seen through noise, and not at all in the middle: where no token "
+            "brings evidence, the belief says that it does not know.",
+            images=[(belief, "Signal, tokens seen, posterior mean and 95 % belief")]
+            if belief
+            else [],
+        ),
+        learning,
+        Section(title="Speed", tables=[speed]),
+    ]
+    write_report(out / "report.html", sections)
+    print(f"\nreport: {out / 'report.html'}")
+
+
+def _learn(results: Results) -> Section:
+    cells = EXPERIMENT.cells("cpu")
+    watch = Watch(results, period=10.0)
+    found = run_cells(cells, results, jobs=len(cells), say=watch.say, watch=watch)
+    tables = EXPERIMENT.tables("cpu", found)
+    for table in tables:
+        print_table(table)
+    folder = results.folder(EXPERIMENT.name)
+    images = [(p, "Accuracy over updates") for p in figures.curves(EXPERIMENT, found, folder)]
+    trained = load_best(results, cells[:1])
+    if images and trained is not None:
+        caption = "Posterior variance of the trained KLA; lines mark the tokens to copy"
+        images += [(p, caption) for p in figures.variance_of(trained, folder)]
+    shown = [(path, caption) for path, caption in images if path.suffix == ".svg"]
+    return Section(title="Learning", text=SUMMARY, tables=tables, images=shown)
+
+
+def engine_speed() -> Table:
+    """Forward and backward of every usable engine, in one run."""
+    cpu = torch.device("cpu")
+    usable = [e.name for e in ENGINES.values() if e.why_not(cpu, torch.float32) is None]
+    names = [REFERENCE, *usable]
+    inputs = make_inputs(_SHAPE, grad=True)
+    runs = {name: scan_pass(inputs, name, backward=True) for name in names}
+    seconds = fastest(runs, seconds=6.0, most=10)
+    rows = [
+        [name, f"{1e3 * seconds[name]:.1f}", f"{seconds[REFERENCE] / seconds[name]:.1f} x"]
+        for name in sorted(names, key=lambda name: seconds[name])
+    ]
+    notes = [f"{_SHAPE}, float32, {torch.get_num_threads()} threads, least of several passes"]
+    header = ["engine", "forward + backward, ms", "against the loop in torch"]
+    return Table("Engines", header, rows, notes)
+
+
+def show_belief(folder: Path) -> Path | None:
+    """Filter, print how good the belief is, draw it; None if there is nothing to draw with."""
+    a_bar, p_bar = (x.view(1, 1) for x in discretise(*torch.tensor([0.02, 0.15, 1.0])))
+    signal = sample_prior(a_bar, p_bar)
+    values, precision = observe(signal)
+    out = filter_signals(values, precision, a_bar, p_bar)
+    rows, T, _ = signal.shape
+    print(f"{rows} random signals of {T} tokens, seen through noise of deviation {NOISE}, and not")
+    print(f"at all from token {GAP.start} to {GAP.stop - 1}. What KLA believes after each token:\n")
+    header = ["tokens", "rms error, raw", "rms error, KLA", "KLA expected", "truth inside 95 %"]
+    print(render(header, _score(out, signal, values)))
+    return _draw(folder, signal, values, out)
+
+
+def sample_prior(a_bar: Tensor, p_bar: Tensor, rows: int = 1000, T: int = 400) -> Tensor:
+    """Signals drawn from the prior that the filter assumes, ``[rows, T, 1]``."""
+    noise = torch.randn(T + 1, rows, generator=torch.Generator().manual_seed(6))
+    z, path = noise[0], []
+    for t in range(T):
+        z = a_bar[0, 0] * z + p_bar[0, 0].sqrt() * noise[t + 1]
+        path.append(z)
+    return torch.stack(path, dim=1).unsqueeze(-1)
+
+
+def observe(signal: Tensor) -> tuple[Tensor, Tensor]:
+    """Noisy values and the precision of each; precision 0 says "not observed"."""
+    noise = torch.randn(signal.shape, generator=torch.Generator().manual_seed(2))
+    precision = torch.full_like(signal, NOISE**-2)
+    precision[:, GAP] = 0.0
+    return signal + NOISE * noise, precision
+
+
+def filter_signals(v: Tensor, lam_v: Tensor, a_bar: Tensor, p_bar: Tensor) -> ScanOutput:
+    """The op itself, with one slot (N = 1) and one channel (D = 1)."""
+    ones = torch.ones_like(v)
+    return kla_scan(ones, ones, v, lam_v, a_bar, p_bar, return_variance=True)
+
+
+def _score(out: ScanOutput, signal: Tensor, values: Tensor) -> list[list[str]]:
+    assert out.y_var is not None
+    gap = torch.zeros(signal.shape[1], dtype=torch.bool)
+    gap[GAP] = True
+    error, deviation = out.y - signal, out.y_var.sqrt()
+    rows = []
+    for name, where in (("observed", ~gap), ("in the gap", gap)):
+        raw = "-" if name == "in the gap" else f"{_rms((values - signal)[:, where]):.3f}"
+        inside = (error.abs() < 1.96 * deviation)[:, where].float().mean()
+        expected = f"{_rms(deviation[:, where]):.3f}"
+        rows.append([name, raw, f"{_rms(error[:, where]):.3f}", expected, f"{100 * inside:.1f} %"])
+    return rows
+
+
+def _rms(x: Tensor) -> float:
+    return x.square().mean().sqrt().item()
+
+
+def _draw(folder: Path, signal: Tensor, values: Tensor, out: ScanOutput) -> Path | None:
+    try:
+        from kalman_attention.plots.belief import draw_belief
+    except ModuleNotFoundError:
+        return None
+    assert out.y_var is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "belief.png"
+    observed = torch.ones(signal.shape[1], dtype=torch.bool)
+    observed[GAP] = False
+    first = (x[0, :, 0] for x in (signal, values, out.y, out.y_var))
+    draw_belief(path, *first, observed=observed)
+    return path
