@@ -1,5 +1,6 @@
 """Text from a model: greedy or sampled, with how sure it was of every token."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -59,6 +60,14 @@ class Sampling:
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be 0 or more, got {self.temperature!r}.")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1 token, got {self.top_k!r}.")
+        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must be a probability above 0, got {self.top_p!r}.")
 
     def choose(self, log_probs: Tensor, generator: torch.Generator | None) -> Tensor:
         """Tokens ``[B]`` from log-probabilities ``[B, V]``."""
@@ -136,6 +145,9 @@ def stream(
     B, T = input_ids.shape
     if T == 0 or (mask is not None and not bool(mask.any(1).all())):
         raise ValueError("every prompt needs at least one token, such as the start-of-text token.")
+    for name, value in (("max_new_tokens", max_new_tokens), ("num_samples", num_samples)):
+        if value < 0:
+            raise ValueError(f"{name} must be 0 or more, got {value}.")
     sampling = sampling or Sampling()
     reader = _Reader(model, num_samples, output_uncertainty, generator)
     look = reader.prompt(input_ids, mask, T + max_new_tokens)

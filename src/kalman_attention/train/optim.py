@@ -59,6 +59,16 @@ class Rates:
     betas: tuple[float, float] = (0.8, 0.95)
     eps: float = 1e-10
 
+    def __post_init__(self) -> None:
+        for name in (*GROUPS, "weight_decay"):
+            value = getattr(self, name)
+            if not 0.0 <= value < math.inf:
+                raise ValueError(f"{name} must be 0 or more, and finite, got {value!r}.")
+        if len(self.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas!r}.")
+        if not 0.0 < self.eps < math.inf:
+            raise ValueError(f"eps must be positive and finite, got {self.eps!r}.")
+
 
 def group_names(model: nn.Module) -> dict[str, str]:
     """The group of every parameter, by the parameter's name; shared ones under the first name."""
