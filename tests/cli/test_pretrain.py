@@ -1,6 +1,5 @@
 """``kla pretrain``: the plan, a run, what follows it, and what stops it."""
 
-import argparse
 import json
 import os
 import re
@@ -12,9 +11,10 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from kalman_attention.cli.main import build_parser, main
-from kalman_attention.cli.pretrain import chosen_recipe, count, power_count
-from kalman_attention.evaluation.checkpoint import RUNS, load_checkpoint
+from kalman_attention.cli.main import main, parse
+from kalman_attention.cli.paths import RUNS
+from kalman_attention.cli.verbs.pretrain import chosen_recipe
+from kalman_attention.evaluation.checkpoint import load_checkpoint
 from kalman_attention.recipes import pretrain_run
 from kalman_attention.recipes.pretrain import recipe
 from kalman_attention.train.metrics import read_metrics
@@ -39,7 +39,7 @@ def here(tmp_path, monkeypatch):
 
 
 def parsed(*given):
-    return build_parser().parse_args(["pretrain", *given])
+    return parse(["pretrain", *given])
 
 
 def test_the_plan_of_the_papers_models_needs_no_data(tmp_path, monkeypatch, capsys):
@@ -54,7 +54,7 @@ def test_the_plan_of_the_papers_models_needs_no_data(tmp_path, monkeypatch, caps
 
 
 def test_the_plan_with_data(here, capsys):
-    assert main(["pretrain", "gpt+kla-nano", "--dry-run", "--data", "runs/data"]) == 0
+    assert main(["pretrain", "gpt+kla-nano", "--dry-run", "--shards", "runs/data"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"^vocabulary +300$", said, re.MULTILINE)
     assert "no data yet" not in said
@@ -70,7 +70,7 @@ def test_two_processes_train_as_one_does(here):
     assert main(["pretrain", "nano", *TINY, "--quiet", "--out", "alone"]) == 0
     alone = load_checkpoint("alone").model.state_dict()
     for name, how in {"context": ["ddp", "--context", "2"], "spread": ["fsdp"]}.items():
-        options = ["--out", here / name, "--data", here / "runs/data", "--parallel", *how]
+        options = ["--out", here / name, "--shards", here / "runs/data", "--parallel", *how]
         torchrun(2, "kalman_attention", "pretrain", "nano", *TINY, *options)
         assert curve(name, "loss") == pytest.approx(curve("alone", "loss"), abs=1e-5)
         # Adam hides a wrong scale of the gradients from the loss; their norm does not.
@@ -98,14 +98,14 @@ def test_train_evaluate_generate_without_arguments(here, capsys, monkeypatch):
     assert main(["eval", "--out", "result.json"]) == 0
     said = capsys.readouterr().out
     assert "bits per byte" in said
-    assert f"kla eval {run} --data DIR" in said
+    assert f"kla eval {run} --task-data DIR" in said
     result = json.loads(Path("result.json").read_text())
     assert result["checkpoint"] == str(run)
     assert len(result["texts"]) == 1
     monkeypatch.setattr(sys, "stdin", None)  # nothing is read
-    assert main(["generate", "--max-tokens", "4", "--temperature", "0"]) == 0
+    assert main(["generate", "--max-new-tokens", "4", "--temperature", "0"]) == 0
     assert capsys.readouterr().out.endswith("\n")
-    assert main(["generate", str(run), "the", "--max-tokens", "4"]) == 0
+    assert main(["generate", str(run), "the", "--max-new-tokens", "4"]) == 0
     assert capsys.readouterr().out.startswith("the")
 
 
@@ -114,7 +114,7 @@ def test_the_newest_run_is_meant(here, capsys):
         assert main(["pretrain", name, *TINY, "--quiet"]) == 0
     capsys.readouterr()
     assert main(["eval", "--limit", "1"]) == 0
-    assert "kla eval runs/pretrain/nano --data" in capsys.readouterr().out
+    assert "kla eval runs/pretrain/nano --task-data" in capsys.readouterr().out
 
 
 def test_without_matplotlib(here, capsys, monkeypatch):
@@ -165,7 +165,8 @@ def test_a_file_system_that_is_full(here, capsys):
     ("given", "message"),
     [
         (["kla-1b"], "unknown preset 'kla-1b'"),
-        (["nano", "--data", "nowhere"], "holds no index.json"),
+        (["nano", "--shards", "nowhere"], "there is no folder nowhere"),
+        (["nano", "--shards", "runs"], "holds no index.json"),
         (["nano", "--batch-tokens", "100"], "not made of whole micro-batches"),
         (["gpt-nano", "--loss", "marginal"], "needs KLA as the last mixer"),
     ],
@@ -193,7 +194,7 @@ def test_data_that_went_away(here, capsys):
 
 
 def test_everything_can_be_changed():
-    given = "--tokens 2M --batch-tokens 16k --seq-len 512 --micro-batch 4 --threads 2 --seed 7"
+    given = "--tokens 2M --batch-tokens 16Ki --seq-len 512 --micro-batch 4 --threads 2 --seed 7"
     given += " --loader packing --reset-state --loss marginal --num-samples 3 --clip 1"
     given += " --warmup-steps 5 --warmdown 0.2 --eval-every 9 --eval-tokens 10k --log-every 2"
     given += " --save-seconds 30 --dtype bfloat16 --embedding-dtype float32"
@@ -208,19 +209,12 @@ def test_everything_can_be_changed():
     assert chosen_recipe(parsed("nano")) == standard
 
 
-def test_numbers():
-    assert [count(text) for text in ("7", "2M", "1.8B", "16k")] == [7, 2e6, 1.8e9, 16e3]
-    assert [power_count(text) for text in ("100", "16k", "0.5M")] == [100, 2**14, 2**19]
-    with pytest.raises(argparse.ArgumentTypeError, match="not a whole number"):
-        count("1.5")
-
-
 def test_commands_of_the_page_exist():
     blocks = re.findall(r"```\n(.*?)```", PAGE.read_text(), re.DOTALL)
     lines = [line.split("#")[0].split() for b in blocks for line in b.splitlines()]
     commands = [words[1:] for words in lines if words[:1] == ["kla"]]
     assert len(commands) > 5
     for words in commands:
-        args = build_parser().parse_args(words)
+        args = parse(words)
         if words[0] == "pretrain":
             chosen_recipe(args)

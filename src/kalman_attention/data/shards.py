@@ -112,6 +112,12 @@ class Index:
     @classmethod
     def read(cls, folder: Path) -> "Index":
         """Read ``index.json``."""
+        if not folder.is_dir():
+            raise ValueError(
+                f"there is no folder {folder}. `kla data` makes one: without arguments from "
+                "Python's standard library, in runs/data; from your own texts with `kla data "
+                f"FILES --out {folder}`."
+            )
         if not (folder / INDEX).exists():
             raise ValueError(
                 f"{folder} holds no {INDEX}: it is no folder of shards, or `kla data` has not "
