@@ -95,9 +95,15 @@ def check(status: int) -> None:
 
 @functools.cache
 def _open() -> tuple[ctypes.CDLL | None, str]:
-    again = "reinstall kalman_attention with a C++17 compiler on PATH"
+    again = (
+        "to build it, have a C++17 compiler on the path (g++ or clang++) and run `pip install "
+        "--force-reinstall --no-deps .` in the folder of the source"
+    )
     if not LIBRARY.exists():
-        return None, f"the native library was not built ({LIBRARY.name} is missing); {again}"
+        where = f"{LIBRARY.name} is missing"
+        if os.environ.get("KLA_CPU_LIBRARY"):
+            where = f"KLA_CPU_LIBRARY is set, and there is no {LIBRARY}"
+        return None, f"the native library was not built ({where}); {again}"
     try:
         library = ctypes.CDLL(str(LIBRARY))
     except OSError as error:
