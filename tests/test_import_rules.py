@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "models": ("_files", *_LAYERS),
     "losses": ("_typing",),
     "tasks": ("_text", "_typing"),
-    "data": (*_COMMON, "_typing", "reading"),
+    "data": (*_COMMON, "_text", "_typing", "reading"),
     "parallel": (*_LAYERS, "models"),
     "train": (*_RUNS, "parallel"),
     "evaluation": _RUNS,

@@ -2,7 +2,7 @@
 
 import io
 
-from kalman_attention.data.progress import Progress
+from kalman_attention.data.progress import Live, Progress
 
 
 def test_share_rate_and_time_left():
@@ -29,3 +29,20 @@ def test_logs_get_lines_now_and_then_only():
     progress.close()
     assert log.getvalue().endswith("left, 3 shards\n")
     assert "\r" not in log.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_live_lines_are_replaced_cut_and_harmless(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "8")
+    screen = Terminal()
+    lines = Live(screen, live=1.0, log=1.0)
+    lines.show("one", "a line that would wrap")
+    lines.show("\x1b[2J")
+    lines.note("stays\x07")
+    lines.clear()
+    replaced = ["one\na line \n", "\\x1b[2J\n", "stays\\x07\n"]
+    assert screen.getvalue() == f"{replaced[0]}\x1b[2F\x1b[J{replaced[1]}\x1b[1F\x1b[J{replaced[2]}"

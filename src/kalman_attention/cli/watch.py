@@ -2,15 +2,14 @@
 
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from kalman_attention.data.progress import Live, bar
 from kalman_attention.recipes.cell import Cell, Results
 from kalman_attention.train.metrics import METRICS
-from kalman_attention.train.progress import bar
 
 
 class Watch:
@@ -26,10 +25,7 @@ class Watch:
         self, results: Results, *, stream: TextIO | None = None, period: float = 30.0
     ) -> None:
         self._results = results
-        self._stream = sys.stderr if stream is None else stream
-        self._live = self._stream.isatty()
-        self._period = 1.0 if self._live else period
-        self._shown = 0
+        self._lines = Live(stream, live=1.0, log=period)
         self._next = 0.0
 
     def __call__(self, running: Sequence[Cell]) -> None:
@@ -37,24 +33,13 @@ class Watch:
         now = time.monotonic()
         if now < self._next:
             return
-        self._next = now + self._period
-        lines = [line for cell in running if (line := self._line(cell))]
-        self.clear()
-        for line in lines:
-            print(line, file=self._stream, flush=True)
-        self._shown = len(lines) if self._live else 0
+        self._next = now + self._lines.period
+        self._lines.show(*(line for cell in running if (line := self._line(cell))))
 
     def say(self, text: str) -> None:
         """Print a line that stays, above the live ones."""
-        self.clear()
+        self._lines.clear()
         print(text, flush=True)
-
-    def clear(self) -> None:
-        """Remove the live lines."""
-        if self._shown:
-            # Up that many lines, then erase to the end of the screen.
-            print(f"\x1b[{self._shown}F\x1b[J", end="", file=self._stream, flush=True)
-            self._shown = 0
 
     def _line(self, cell: Cell) -> str:
         record = last_record(self._results.workplace(cell) / METRICS)

@@ -1,12 +1,71 @@
-"""One line that says how far a long run is: share done, rate, time left."""
+"""How far a long run is: live lines on a terminal, a line now and then elsewhere."""
 
+import errno
+import shutil
 import sys
 import time
 from typing import TextIO
 
+from kalman_attention._text import visible
+
+_WIDTH = 20
+
+
+class Live:
+    """Lines that are overwritten on a terminal, and written now and then to a file or a pipe.
+
+    Args:
+        stream: where to write; None for standard error.
+        live: seconds between two looks on a terminal.
+        log: seconds between two looks elsewhere.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, live: float, log: float) -> None:
+        self.stream = sys.stderr if stream is None else stream
+        self.is_live = self.stream.isatty()
+        self.period = live if self.is_live else log
+        self._shown = 0
+        self._closed = False
+
+    def show(self, *lines: str) -> None:
+        """Put lines in place of those that were shown before."""
+        self.clear()
+        # A line that wraps could not be overwritten.
+        most = shutil.get_terminal_size().columns - 1 if self.is_live else None
+        for line in lines:
+            self._print(f"{visible(line)[:most]}\n" if self.is_live else f"{line}\n")
+        self._shown = len(lines) if self.is_live else 0
+
+    def note(self, text: str) -> None:
+        """Print a line that stays."""
+        self.clear()
+        self._print(f"{visible(text) if self.is_live else text}\n")
+
+    def clear(self) -> None:
+        """Remove the live lines."""
+        if self._shown:
+            # Up that many lines, then erase to the end of the screen.
+            self._print(f"\x1b[{self._shown}F\x1b[J")
+            self._shown = 0
+
+    def keep(self) -> None:
+        """Leave the live lines where they are, and go on below them."""
+        self._shown = 0
+
+    def _print(self, text: str) -> None:
+        """Print; a terminal that is closed ends the show, not the work (SIGHUP will follow)."""
+        if self._closed:
+            return
+        try:
+            print(text, end="", file=self.stream, flush=True)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            self._closed = True
+
 
 class Progress:
-    """Prints to a terminal as it goes, and elsewhere now and then.
+    """One line: what is done, how much of it, how fast, and the time left.
 
     Args:
         what: what is being done.
@@ -19,8 +78,7 @@ class Progress:
         self, what: str, total: int | None, unit: str = "B", file: TextIO | None = None
     ) -> None:
         self.what, self.total, self.unit = what, total, unit
-        self.file = file or sys.stderr
-        self.live = self.file.isatty()
+        self.live = Live(file, live=0.5, log=10.0)
         self.start = self.last = time.monotonic()
         self.first: int | None = None
 
@@ -29,15 +87,13 @@ class Progress:
         now = time.monotonic()
         if self.first is None:
             self.first = done  # what an earlier run did says nothing about the rate of this one
-        if now - self.last < (0.5 if self.live else 10.0):
+        if now - self.last < self.live.period:
             return
         self.last = now
-        line = self.line(done, now - self.start) + (f", {note}" if note else "")
-        self.file.write(f"\r\x1b[K{line}" if self.live else f"{line}\n")
-        self.file.flush()
+        self.live.show(self.line(done, now - self.start) + (f", {note}" if note else ""))
 
     def line(self, done: int, seconds: float) -> str:
-        """The text for so many units after so many seconds."""
+        """The text for ``done`` units after ``seconds``."""
         rate = (done - (self.first or 0)) / max(seconds, 1e-9)
         parts = [f"{self.what}: {_short(done, self.unit)}"]
         if self.total:
@@ -45,14 +101,12 @@ class Progress:
             parts[0] += f" of {_short(self.total, self.unit)} ({share:.0f} %)"
         parts.append(f"{_short(rate, self.unit)}/s")
         if self.total and rate > 0:
-            parts.append(f"{_clock((self.total - done) / rate)} left")
+            parts.append(f"{duration(max(self.total - done, 0) / rate)} left")
         return ", ".join(parts)
 
     def close(self) -> None:
-        """Leave the line as it was."""
-        if self.live:
-            self.file.write("\r\x1b[K")
-            self.file.flush()
+        """Remove the line."""
+        self.live.clear()
 
 
 def _short(number: float, unit: str) -> str:
@@ -62,7 +116,25 @@ def _short(number: float, unit: str) -> str:
     return f"{number:.0f} {unit}"
 
 
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+def bar(fraction: float) -> str:
+    """A bar of fixed width.
+
+    >>> bar(0.25)
+    '[#####---------------]'
+    """
+    full = min(_WIDTH, int(_WIDTH * fraction))
+    return f"[{'#' * full}{'-' * (_WIDTH - full)}]"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> duration(59.6), duration(3725), duration(200_000)
+    ('1:00', '1:02:05', '2 d 7 h')
+    """
+    whole = round(seconds)
+    if whole >= 48 * 3600:
+        return f"{whole // 86400} d {whole % 86400 // 3600} h"
+    hours, rest = divmod(whole, 3600)
+    minutes, rest = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
