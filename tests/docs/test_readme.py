@@ -1,9 +1,12 @@
 """The Python blocks of pages run, each page in order, in one namespace; links lead somewhere."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+
+from kalman_attention.cli.main import parse
 
 ROOT = Path(__file__).parents[2]
 WITH_CODE = ["README.md", "docs/baselines.md", "docs/pretraining.md", "docs/training.md"]
@@ -20,6 +23,20 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
     namespace: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, page, "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_exist(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Those of blocks, and those in a sentence that have options.
+    text = page.read_text()
+    blocks = re.findall(r"```\n(.*?)```", text, re.DOTALL)
+    lines = [line.split(" #")[0].removeprefix("$ ") for b in blocks for line in b.splitlines()]
+    lines += [code for code in re.findall(r"`([^`]+)`", text) if " --" in code]
+    monkeypatch.chdir(tmp_path)
+    for line in lines:
+        words = shlex.split(line) if line.startswith("kla ") else []
+        if words and "--help" not in words:
+            parse(words[1:])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
