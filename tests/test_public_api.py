@@ -102,7 +102,7 @@ import torch
 import kalman_attention
 
 def f(v, k, decay):
-    return kalman_attention.kla_scan(v, torch.ones_like(v), k, k, decay, decay).y
+    return kalman_attention.kla_scan(k, k, v, torch.ones_like(v), decay, decay).y
 
 v, k, decay = torch.randn(1, 3, 2), torch.randn(1, 3, 1), torch.full((1, 2), 0.5)
 compiled = torch.compile(f, backend="aot_eager", fullgraph=True)(v, k, decay)

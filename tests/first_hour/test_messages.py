@@ -1,6 +1,7 @@
 """Mistakes are answered in words: what is wrong, what there is, what was probably meant."""
 
 import os
+import sys
 
 import pytest
 
@@ -66,6 +67,15 @@ def test_missing_shards_are_not_to_be_made_again(tmp_path, monkeypatch, capsys):
     told = refused(capsys, "pretrain", "nano")
     assert "there is no folder runs/data. `kla data` makes one" in told
     assert "again" not in told
+
+
+def test_a_library_that_is_not_installed(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name in [m for m in sys.modules if m.startswith(("kalman_attention.plots", "matplotlib."))]:
+        monkeypatch.delitem(sys.modules, name)
+    told = refused(capsys, "compare", "x")
+    assert "this needs matplotlib, which is not installed" in told
+    assert "pip install 'kalman_attention[plot]'" in told
 
 
 @pytest.mark.parametrize(

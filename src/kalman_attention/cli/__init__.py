@@ -1,1 +1,1 @@
-"""The command ``kla``: one file per verb."""
+"""The command ``kla``: its verbs, what they measure, and what they share."""

@@ -26,6 +26,16 @@ from kalman_attention.cli.verbs import (
 from kalman_attention.cli.verbs import eval as evaluate
 from kalman_attention.recipes.machine import keep_memory
 
+EXTRAS = {
+    "datasets": "data",
+    "lm_eval": "eval",
+    "matplotlib": "plot",
+    "pyarrow": "data",
+    "tokenizers": "data",
+    "transformers": "hf",
+}
+"""Which extra of the package brings a library that is not installed with it."""
+
 VERBS = (
     *(check, demo, task, sizes, reproduce, report),
     *(data, pretrain, evaluate, compare, generate, bench),
@@ -66,6 +76,14 @@ def _run(args: argparse.Namespace) -> int:
     try:
         with ending_by_exception():
             code: int = args.verb(args)
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library not in EXTRAS:
+            raise
+        raise ValueError(
+            f"this needs {library}, which is not installed: pip install "
+            f"'kalman_attention[{EXTRAS[library]}]'"
+        ) from error
     except RuntimeError as error:
         # How torch says that memory has run out, on a CPU and on a GPU.
         if "can't allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError":

@@ -92,8 +92,5 @@ def check_device(name: str) -> None:
     devices += ["mps"] if torch.backends.mps.is_available() else []
     short = {each.partition(":")[0] for each in devices}
     if name not in (*devices, *short):
-        raise ValueError(
-            f"torch has no GPU here: {unknown('device', name, devices)}"
-            if devices == ["cpu"]
-            else unknown("device", name, devices)
-        )
+        why = " torch sees no GPU here." if devices == ["cpu"] else ""
+        raise ValueError(unknown("device", name, devices) + why)

@@ -85,10 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build, or check; print what the folder holds."""
-    try:
-        from kalman_attention.data import build, shards, sources
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{error}: pip install 'kalman_attention[data]'") from error
+    from kalman_attention.data import build, shards, sources
 
     if args.inputs[:1] == ["check"]:
         if len(args.inputs) != 2:

@@ -164,11 +164,8 @@ def plan_table(chosen: "PretrainRecipe", shards: Path | None) -> str:
         chosen: the run.
         shards: what it trains on; None if there is nothing yet.
     """
-    try:
-        from kalman_attention.data.shards import TRAIN, ShardedTokens
-        from kalman_attention.recipes.pretrain_plan import make_plan, plan_rows
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{error}: pip install 'kalman_attention[data]'") from error
+    from kalman_attention.data.shards import TRAIN, ShardedTokens
+    from kalman_attention.recipes.pretrain_plan import make_plan, plan_rows
 
     if shards is None:
         plan = make_plan(chosen)
