@@ -91,6 +91,12 @@ def test_names_for_type_checkers_are_those_of_the_interpreter():
     assert list(written.items()) == list(kalman_attention._HOMES.items())
 
 
+def test_all_names_at_once():
+    namespace: dict[str, object] = {}
+    exec("from kalman_attention import *", namespace)
+    assert sorted(name for name in namespace if name != "__builtins__") == PUBLIC
+
+
 def test_a_name_that_is_not_there():
     with pytest.raises(AttributeError, match="has no attribute 'kla_scann'"):
         _ = kalman_attention.kla_scann

@@ -96,6 +96,8 @@ _HOMES = {
     "kla_step_ref": "ops.reference",
 }
 
+__all__ = [*_HOMES]
+
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:

@@ -228,7 +228,7 @@ def test_rolling_likelihood_is_that_of_the_text():
 
 
 def test_refusals(tmp_path):
-    with pytest.raises(ValueError, match="no local files are known for 'mmlu'"):
+    with pytest.raises(ValueError, match="unknown task with local files 'mmlu'"):
         local_task("mmlu", FILES)
     with pytest.raises(ValueError, match=r"piqa needs piqa/piqa.jsonl in"):
         local_task("piqa", tmp_path)

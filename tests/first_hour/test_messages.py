@@ -118,6 +118,12 @@ def test_errors_of_the_system_in_words(tmp_path):
     assert in_words(OSError("cannot write")) == "cannot write"
 
 
+def test_memory_that_is_not_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    told = refused(capsys, "bench", "layer", "--width", "4Mi", "--lengths", "1")  # 128 TiB
+    assert "not enough memory" in told
+
+
 def test_as_a_user_meets_it(tmp_path):
     checkpoint(tmp_path / "m")
     assert_refused(

@@ -113,7 +113,9 @@ def build_parser() -> Parser:
         "16,384; M, B and Mi too.",
     )
     version = f"kla {kalman_attention.__version__}"
-    parser.add_argument("--version", action="version", version=version, help="the version")
+    parser.add_argument(
+        "--version", action="version", version=version, help="show the version and exit"
+    )
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     for verb in VERBS:
         name, text = verb.__name__.rpartition(".")[2], summary(verb.__doc__)

@@ -21,6 +21,13 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
             return f"{text} (default: {' '.join(map(str, default))})"
         return f"{text} (default: %(default)s)"
 
+    def add_argument(self, action: argparse.Action) -> None:
+        """Take note of an argument and of the room that its name needs."""
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            # argparse forgets that verbs are indented, and breaks the line after the longest.
+            self._action_max_length += self._indent_increment
+
 
 class Parser(argparse.ArgumentParser):
     """An ``argparse.ArgumentParser`` of our own habits; options are not abbreviated."""
@@ -36,6 +43,11 @@ class Parser(argparse.ArgumentParser):
         hint = f": did you mean {near!r}?" if near else "."
         every = ", ".join(map(str, known))
         raise argparse.ArgumentError(action, f"there is no {value!r}{hint} Choose from {every}")
+
+    def error(self, message: str) -> NoReturn:
+        """End with a message; the whole usage above it would only hide it."""
+        end = "" if message.endswith("?") else "."
+        self.exit(2, f"error: {message}{end} See `{self.prog} --help`.\n")
 
     def refuse_rest(self, rest: Sequence[str]) -> NoReturn:
         """End with an error about arguments that nothing takes."""
@@ -54,7 +66,7 @@ class Parser(argparse.ArgumentParser):
 def summary(doc: str | None) -> str:
     """What a verb does, from the first line of its module: all after the name."""
     text = (doc or "").split("\n", 1)[0].partition(": ")[2]
-    return re.sub("`+", "`", text)
+    return re.sub("`+", "`", text).removesuffix(".")
 
 
 def listing(title: str, rows: Mapping[str, str]) -> str:

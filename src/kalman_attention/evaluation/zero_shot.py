@@ -14,6 +14,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
+from kalman_attention._text import unknown
 from kalman_attention.data.tokenizer import Tokenizer
 from kalman_attention.evaluation.benchmarks import BENCHMARKS, Benchmark, Question
 from kalman_attention.evaluation.likelihood import continuations, document_nats
@@ -141,7 +142,7 @@ def evaluate_zero_shot(
 def local_task(name: str, data: Path) -> ConfigurableTask:
     """A task of the harness that reads a local file and asks what the official one asks."""
     if name not in BENCHMARKS:
-        raise ValueError(f"no local files are known for {name!r}, but for {', '.join(BENCHMARKS)}.")
+        raise ValueError(unknown("task with local files", name, BENCHMARKS))
     return ConfigurableTask(config=_config(BENCHMARKS[name], BENCHMARKS[name].read(data)))
 
 

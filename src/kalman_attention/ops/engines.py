@@ -186,7 +186,8 @@ def resolve(name: str, device: torch.device, dtype: torch.dtype, *, step: bool =
     if name == REFERENCE:
         return name
     if name not in ENGINES:
-        raise ValueError(unknown("engine", name, ["auto", REFERENCE, *ENGINES]))
+        told = unknown("engine", name, ["auto", REFERENCE, *ENGINES])
+        raise ValueError(f"{told} See `kla check`.")
     reason = ENGINES[name].why_not(device, dtype)
     if reason is not None:
         raise ValueError(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kalman_attention._text import unknown
 from kalman_attention._typing import Belief, Dynamics, Keys, Mask, Values
 from kalman_attention.ops import checks
 from kalman_attention.ops.contract import CHUNK, LinearScanInputs, compute_dtype
@@ -84,7 +85,7 @@ def _resolve(engine: str, device: torch.device) -> str:
     if engine == "auto":
         return NATIVE if usable else REFERENCE
     if engine not in (NATIVE, REFERENCE):
-        raise ValueError(f"unknown engine {engine!r}. linear_scan has: auto, cpu, reference.")
+        raise ValueError(unknown("engine", engine, ("auto", NATIVE, REFERENCE)))
     if engine == NATIVE and not usable:
         reason = _MISSING or f"it runs on cpu tensors, these are on {device.type}"
         raise ValueError(f"engine 'cpu' cannot serve this call: {reason}. engine='reference' can.")

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kalman_attention._text import unknown
+
 Permutation = tuple[int, ...]
 """Where each point goes, points counted from 0."""
 
@@ -90,5 +92,5 @@ def group(name: str) -> Group:
     S5 has 120 and holds A5.
     """
     if name not in _BUILD:
-        raise ValueError(f"unknown group {name!r}. Known groups: {', '.join(GROUPS)}.")
+        raise ValueError(unknown("group", name, GROUPS))
     return Group(tuple(_BUILD[name]()))
