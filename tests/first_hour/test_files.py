@@ -109,7 +109,7 @@ def spoilt(good, tmp_path, name, case):
 def test_the_good_folders_are_good(good, tmp_path, capsys):
     text = good / "text.txt"
     assert main(["eval", str(good / "model"), "--text", str(text)]) == 0
-    assert main(["generate", str(good / "model"), "the", "--max-tokens", "2"]) == 0
+    assert main(["generate", str(good / "model"), "the", "--max-new-tokens", "2"]) == 0
     assert main(["eval", str(good / "run")]) == 0
     assert main(["report", str(good / "results"), "--out", str(tmp_path / "page.html")]) == 0
     pytest.importorskip("matplotlib")

@@ -144,15 +144,15 @@ def test_mad_at_cpu_scale_has_all_cells_of_the_papers_table(name):
 
 
 def test_mad_has_the_papers_lengths_and_one_scaffold_for_all_models():
-    for cell in EXPERIMENTS["mad"].cells("cpu"):
+    for cell in load_experiment("mad").cells("cpu"):
         run, task = cell.run, cell.run.make_task()
         assert task == make_task(run.task)  # lengths and sizes as published
         assert (run.model.encoder_width, run.model.decoder_widths) == (120, (240, 120))
         assert (run.batch_size, run.training.schedule) == (172, "cosine")
     lengths = {t: (s.epochs, s.patience) for t, s in mad.SCALES["cpu"].tasks.items()}
-    for cell in EXPERIMENTS["mad"].cells("cpu"):
+    for cell in load_experiment("mad").cells("cpu"):
         assert (cell.run.training.epochs, cell.run.training.patience) == lengths[cell.run.task]
-    for cell in EXPERIMENTS["mad-bare"].cells("cpu"):
+    for cell in load_experiment("mad-bare").cells("cpu"):
         assert cell.run.model.encoder_width is cell.run.model.decoder_widths is None
 
 

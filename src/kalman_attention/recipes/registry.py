@@ -20,7 +20,7 @@ _ELSEWHERE = {"mad-bare": ("mad", "BARE_EXPERIMENT")}
 
 
 def load_experiment(name: str) -> Experiment:
-    """The experiment of a name; it is ``EXPERIMENT`` in the module of that name, if nowhere else."""
+    """The experiment of a name, by default ``EXPERIMENT`` of the module of that name."""
     if name not in EXPERIMENTS:
         raise ValueError(unknown("experiment", name, EXPERIMENTS))
     module, attribute = _ELSEWHERE.get(name, (name.replace("-", "_"), "EXPERIMENT"))

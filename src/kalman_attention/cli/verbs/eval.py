@@ -233,12 +233,6 @@ def _texts(
         totals[f"{args.shards} (validation)"] = _score_shards(args, found)
     for name, text in texts.items():
         totals[name] = _score(args, found, found.tokenizer.encode(text), len(text.encode()))
-    for name, score in totals.items():
-        if not math.isfinite(score.bits_per_byte):
-            raise ValueError(
-                f"the model in {args.checkpoint} gives {score.bits_per_byte} bits per byte for "
-                f"{name}: its weights, or what it computes from them, are not finite numbers."
-            )
     rows = [
         [name, f"{s.bytes:,}", f"{s.tokens:,}", f"{s.bits_per_byte:.4f}", f"{s.perplexity:.2f}"]
         for name, s in totals.items()
