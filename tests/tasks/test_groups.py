@@ -81,5 +81,5 @@ def test_prefix_products():
 
 
 def test_unknown_group():
-    with pytest.raises(ValueError, match="Known groups: a5, a4xz5, z60, s5"):
+    with pytest.raises(ValueError, match="Known: a5, a4xz5, z60, s5"):
         group("m11")
