@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kalman_attention.recipes import mad, training_length
+from kalman_attention.recipes import mad, mad_rates, training_length
 from kalman_attention.recipes.cell import Cell, Results, differences, plain
 from kalman_attention.recipes.experiment import SCALES, best, mean_of_best
 from kalman_attention.recipes.published import MAD, MAD_TASKS, PROCESS_NOISE
@@ -139,8 +139,10 @@ def test_mad_at_cpu_scale_has_all_cells_of_the_papers_table(name):
         (model, task) for model in MAD for task in MAD_TASKS
     }
     assert set(MAD_TASKS) == set(TASK_NAMES)
-    rates = {c.labels["lr"] for c in cells}
-    assert len(cells) == 36 * len(rates)  # every model has the same grid
+    per_task = {task: [c for c in cells if c.labels["task"] == task] for task in MAD_TASKS}
+    for task, found in per_task.items():  # every model has the same grid, or one chosen before
+        chosen = mad.SUITES[name]["cpu"].tasks[task].rates is not None
+        assert len(found) == (6 if chosen else 12)
 
 
 def test_mad_has_the_papers_lengths_and_one_scaffold_for_all_models():
@@ -154,6 +156,18 @@ def test_mad_has_the_papers_lengths_and_one_scaffold_for_all_models():
         assert (cell.run.training.epochs, cell.run.training.patience) == lengths[cell.run.task]
     for cell in load_experiment("mad-bare").cells("cpu"):
         assert cell.run.model.encoder_width is cell.run.model.decoder_widths is None
+
+
+def test_rates_of_selective_copying_are_those_that_the_short_runs_chose():
+    results = Results(Path(__file__).parents[2] / "results", "cpu")
+    chosen = mad.SCALES["cpu"].tasks["selective_copying"].rates
+    for model in MAD:
+        runs = [c for c in mad_rates.cells("cpu") if c.labels["model"] == model]
+        found = [r for c in runs if (r := results.load(c)) is not None]
+        if len(found) == len(runs):
+            assert best(found)["labels"]["lr"] == f"lr{chosen[model]:g}"
+    # Other sequences than those of the table: another seed, and shorter ones.
+    assert mad_rates.SEED not in mad.SCALES["cpu"].seeds
 
 
 def test_the_validation_set_chooses_and_the_test_set_counts():
@@ -171,7 +185,7 @@ def test_learning_rates_stand_beside_each_other():
     both = [run("lr0.003", 0.9), run("lr0.001", 0.25)]
     chosen, _, rates = load_experiment("mad").tables("cpu", both)
     assert [row for row in rates.rows if row[0] == "kla"] == [
-        ["kla", "90.0 / 25.0", *["- / -"] * 5]
+        ["kla", "90.0 / 25.0", *["- / -"] * 4, "- at 0.003"]
     ]
     assert chosen.rows[4][:2] == ["kla", "90.0 (85.0)"]
     assert len(load_experiment("mad").tables("paper", [])) == 2  # one rate, nothing to compare
