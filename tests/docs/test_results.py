@@ -19,7 +19,7 @@ def rows_of(page: str) -> list[list[str]]:
     return table_rows((ROOT / "docs" / page).read_text())
 
 
-MEASURED = ("mad-bare", "training-length", "process-noise", "ou-depth", "mqar", "a5")
+MEASURED = ("mad", "mad-bare", "training-length", "process-noise", "ou-depth", "mqar", "a5")
 
 
 @pytest.mark.parametrize("name", MEASURED)
