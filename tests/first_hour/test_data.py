@@ -28,8 +28,8 @@ def book(tmp_path):
 
 
 def test_a_book(tmp_path, book):
-    done = kla("data", "book.txt", "--out", "a", "--vocab", "32768", cwd=tmp_path)
-    assert_refused(done, "too short to learn 32,768 tokens", "Ask for at most", "--vocab")
+    done = kla("data", "book.txt", "--out", "a", "--vocab-size", "32768", cwd=tmp_path)
+    assert_refused(done, "too short to learn 32,768 tokens", "Ask for at most", "--vocab-size")
     done = kla("data", "book.txt", "--out", "a", cwd=tmp_path)  # in the folder of the failure
     assert done.returncode == 0, done.stderr
     assert "a: 2,048 tokens in the vocabulary" in done.stdout
@@ -38,7 +38,7 @@ def test_a_book(tmp_path, book):
         row[0]: int(row[3].replace(",", "")) for row in rows if len(row) == 6 and row[1] == "1"
     }
     assert 0.04 < tokens["validation"] / sum(tokens.values()) <= 0.05
-    done = kla("data", "book.txt", "--out", "a", "--vocab", "512", cwd=tmp_path)
+    done = kla("data", "book.txt", "--out", "a", "--vocab-size", "512", cwd=tmp_path)
     assert_refused(done, "begun with another vocab_size")
 
 
@@ -49,14 +49,14 @@ def test_what_is_no_text(tmp_path):
     done = kla("data", "picture.txt", cwd=tmp_path)
     assert_refused(done, "picture.txt is not UTF-8 text", "--replace-invalid")
     assert not (tmp_path / "runs").exists()  # nothing is left behind
-    done = kla("data", "picture.txt", "--replace-invalid", "--vocab", "265", cwd=tmp_path)
+    done = kla("data", "picture.txt", "--replace-invalid", "--vocab-size", "265", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "documents were not valid UTF-8" in done.stdout
 
 
 def lay_out(tmp_path):
     (tmp_path / "b.jsonl").write_text("".join(f'{{"text": "{text(i, 9)}"}}\n' for i in range(50)))
-    return ("data", "b.jsonl", "--out", "out", "--vocab", "265", "--workers", "2")
+    return ("data", "b.jsonl", "--out", "out", "--vocab-size", "265", "--workers", "2")
 
 
 def test_workers_need_no_semaphores(tmp_path):

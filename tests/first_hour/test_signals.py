@@ -129,7 +129,7 @@ def book(tmp_path_factory):
 
 def test_tokenising_ends_with_the_command(tmp_path, book):
     pytest.importorskip("tokenizers")
-    build = ("data", str(book), "--vocab", "300", "--shard-tokens", "50_000", "--workers", "2")
+    build = ("data", str(book), "--vocab-size", "300", "--shard-tokens", "50_000", "--workers", "2")
     for send, number in ((os.killpg, signal.SIGTERM), (os.kill, signal.SIGKILL)):
         process = start(*build, "--out", number.name, cwd=tmp_path)
         first = tmp_path / number.name / "train_00000.json"
@@ -191,9 +191,9 @@ def on_terminal(*args, cwd):
 
 def test_pretraining_saves_when_it_is_told_to_stop(tmp_path, book):
     pytest.importorskip("tokenizers")
-    data = ("data", str(book), "--vocab", "300", "--out", "data", "--workers", "1")
+    data = ("data", str(book), "--vocab-size", "300", "--out", "data", "--workers", "1")
     assert kla(*data, cwd=tmp_path).returncode == 0
-    run, train = tmp_path / "run", ("pretrain", "nano", "--data", "data", "--out", "run", *SMALL)
+    run, train = tmp_path / "run", ("pretrain", "nano", "--shards", "data", "--out", "run", *SMALL)
     process, terminal = on_terminal(*train, cwd=tmp_path)
     wait_until(lambda: os.read(terminal, 1000) and last_step(run) >= 10, process=process)
     os.close(terminal)  # the window is closed: SIGHUP, and nothing can be printed any more

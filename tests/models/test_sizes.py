@@ -106,5 +106,5 @@ def test_the_verb(capsys):
     said = capsys.readouterr().out
     assert "qk_factor=0.5" in said
     assert "4,368" in said
-    assert main(["sizes", "kla-1b"]) == 2
-    assert "Known presets: kla-45m" in capsys.readouterr().err
+    assert main(["sizes", "kla-1b"]) == 1
+    assert "unknown preset" in capsys.readouterr().err

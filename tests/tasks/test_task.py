@@ -111,7 +111,7 @@ def test_leakage_is_exact():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="Known tasks: recall, noisy_recall"):
+    with pytest.raises(ValueError, match="Known: recall, noisy_recall"):
         make_task("copying")
     for name in ("recall", "a5"):
         with pytest.raises(ValueError, match="'train' or 'test'"):
