@@ -3,7 +3,7 @@
 >>> from kalman_attention import kla_scan
 
 A name is imported when it is first asked for (PEP 562), so that ``kla --help`` need not wait for
-torch. Importing any of them registers ``torch.ops.kalman_attention``.
+torch. Importing an op or a layer registers ``torch.ops.kalman_attention``.
 """
 
 from importlib import import_module as _import_module
