@@ -12,7 +12,8 @@ from tests.docs.markdown import PACKAGE, ROOT, code, table_rows
 
 TEXT = (ROOT / "docs" / "notation.md").read_text()
 GLOSSARY = set(code(TEXT))
-OPS = sorted([*(PACKAGE / "ops").glob("*.py"), *(PACKAGE / "ops" / "torch").glob("*.py")])
+OPS = sorted(path for path in (PACKAGE / "ops").rglob("*.py") if path.parent.name != "cuda")
+ENDINGS = ("_0", "_new", "_t", "_n", "_d", "_sb", "_st")
 GREEK = {"alpha", "beta", "gamma", "delta", "eta", "lam", "mu", "phi", "rho", "sigma", "theta"}
 
 
@@ -39,8 +40,10 @@ def is_letter(name: str) -> bool:
 
 
 def is_known(letter: str) -> bool:
-    """Rule 6: an initial value and a gradient need no row of their own."""
-    bare = letter.removesuffix("_0")
+    """Rule 6: endings, tiles of a kernel and a gradient need no row of their own."""
+    bare = letter.removeprefix("BLOCK_").removeprefix("has_").removeprefix("keep_")
+    for ending in ENDINGS:
+        bare = bare.removesuffix(ending)
     return bare in GLOSSARY or bare.removeprefix("d") in GLOSSARY
 
 

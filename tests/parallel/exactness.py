@@ -198,7 +198,7 @@ def check_refusals(ranks):
     k, a_bar = torch.rand(1, 2, 4), torch.rand(4, 3)
     reference = {"engine": "reference"}
     scan = RankContext(ranks.sharing).scan
-    assert "engine='auto'" in message(lambda: scan(v, v, k, k, a_bar, a_bar, **reference))
+    assert "engine='auto'" in message(lambda: scan(k, k, v, v, a_bar, a_bar, **reference))
     if ranks.size == 2:
         assert "do not divide" in message(lambda: Parallel("ddp", context=3))
 

@@ -17,8 +17,8 @@ DIVISION = 9
 STEP = 9 + DIVISION
 """Instructions of ``filter_step`` with its evidence, a multiply-add counting as one."""
 
-PROJECT = 22 + DIVISION
-"""Instructions of one token in the seven-number summary, with its evidence."""
+SUMMARY = STEP + 6
+"""Instructions of one token in the five-number summary, with its evidence."""
 
 ADJOINT = 16
 """Instructions of ``filter_adjoint``."""
@@ -26,8 +26,8 @@ ADJOINT = 16
 COLLECT = 10
 """Instructions around it: sources, sums over slots and channels, da_bar, dp_bar. No shuffles."""
 
-PULL = 23
-"""Instructions of the reverse summary beyond the replayed step: two pull-backs and a product."""
+SUMMARY_BACK = 9
+"""Instructions of the four-number summary of the adjoint beyond the replayed step."""
 
 EXPANDED_FORWARD = 17
 """``[B, T, N, D]`` tensors that the paper's forward pass writes or reads, scans in one pass each.
@@ -124,14 +124,14 @@ def forward_work(sizes: Sizes, tiling: Tiling, *, save: bool) -> Work:
         chunks = B * ceil(T, CHUNK)
         traffic["checkpoints"] = Traffic(2 * chunks * N * D, 2 * chunks * N * D)
     if S > 1:
-        traffic["summaries"] = Traffic(14 * state * S, 14 * state * S)
+        traffic["summaries"] = Traffic(10 * state * S, 10 * state * S)
         traffic["starts of segments"] = Traffic(4 * state * S, 4 * state * S)
     lanes = tokens * N * D
-    return Work(traffic, lanes * (STEP + 1) + (lanes * PROJECT if S > 1 else 0))
+    return Work(traffic, lanes * (STEP + 1) + (lanes * SUMMARY if S > 1 else 0))
 
 
 def backward_work(sizes: Sizes, tiling: Tiling) -> Work:
-    """The backward pass from dy alone: two replays and a walk back, twice when time is split."""
+    """The backward pass from dy alone: two replays and a walk back, one more if time is split."""
     B, T, D, N = sizes
     tokens, state, S, blocks = B * T, B * N * D, tiling.segments, tiling.blocks
     chunks, padded = B * ceil(T, CHUNK), tiling.lanes
@@ -139,13 +139,13 @@ def backward_work(sizes: Sizes, tiling: Tiling) -> Work:
     windows = B * ceil(T, tiling.window)
     per_slot = tokens * N * blocks
     traffic = {
-        "v, lam_v": Traffic(walks * 6 * tokens * D, walks * 2 * tokens * D),
-        "k, q": Traffic(walks * 4 * per_slot, walks * 2 * tokens * N),
+        "v, lam_v": Traffic((4 + 2 * walks) * tokens * D, walks * 2 * tokens * D),
+        "k, q": Traffic((2 + 2 * walks) * per_slot, walks * 2 * tokens * N),
         "dy": Traffic(walks * tokens * D, walks * tokens * D),
         "dv, dlam_v": Traffic(2 * tokens * D, 2 * tokens * D),
         "dk, dq": Traffic(2 * tokens * N, 2 * tokens * N),
         "dk, dq per block": Traffic(4 * per_slot, 4 * per_slot),
-        "scratch": Traffic(walks * 4 * padded * (B * T + windows), 0),
+        "scratch": Traffic(4 * padded * (B * T + windows), 0),
         "checkpoints": Traffic(walks * 2 * chunks * N * D, walks * 2 * chunks * N * D),
         "a_bar, p_bar": Traffic(walks * 2 * state * S, walks * 2 * N * D),
         "da_bar, dp_bar": Traffic(4 * chunks * N * D + 2 * state * S, 4 * state * S, 8),
@@ -153,11 +153,11 @@ def backward_work(sizes: Sizes, tiling: Tiling) -> Work:
         "adjoints of first and last belief": Traffic(4 * state, 4 * state),
     }
     if S > 1:
-        traffic["summaries"] = Traffic(10 * state * S, 10 * state * S)
+        traffic["summaries"] = Traffic(8 * state * S, 8 * state * S)
         traffic["ends of segments"] = Traffic(4 * state * S, 4 * state * S)
     lanes = tokens * N * D
-    walk = 3 * STEP
-    return Work(traffic, lanes * (walk + ADJOINT + COLLECT + (walk + PULL if S > 1 else 0)))
+    summary = STEP + SUMMARY_BACK if S > 1 else 0
+    return Work(traffic, lanes * (3 * STEP + ADJOINT + COLLECT + summary))
 
 
 def least_bytes(sizes: Sizes, *, backward: bool) -> int:

@@ -15,7 +15,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from kalman_attention.ops.contract import CHUNK
-from kalman_attention.ops.triton.bwd import adjoint_kernel, incoming_kernel
+from kalman_attention.ops.triton.bwd import adjoint_kernel, adjoint_summary_kernel, incoming_kernel
 from kalman_attention.ops.triton.decode import step_kernel
 from kalman_attention.ops.triton.fwd import filter_kernel, starts_kernel, summary_kernel
 from kalman_attention.ops.triton.launch import OPTIONS
@@ -44,15 +44,6 @@ FIXED = {"mask": "*u8", "cu_seqlens": "*i64", "dynamics": "*fp64"}
 
 PLAIN = ("mask", "cu_seqlens", "y_var", "saved")
 """What a forward pass may do without."""
-
-COLLECT = ("maps",)
-"""What the backward pass does without when it collects gradients."""
-
-SUMMARISE = (
-    *("dmean_in", "dvariance_in", "dq", "dk", "dv", "dlam_v", "dynamics", "dmean_0"),
-    "dvariance_0",
-)
-"""And when it summarises segments."""
 
 SLOTS = (16, 32)
 """N of the variants; the paper's language models have 16 and 32."""
@@ -118,20 +109,16 @@ class Variant(NamedTuple):
 
 def variants() -> Iterator[Variant]:
     """Every kernel as a call in float32, bfloat16, half or float64 would compile it."""
-    summary = Variant(adjoint_kernel, BACKWARD_LANES, absent=SUMMARISE, what="summary")
-    main = (
-        Variant(filter_kernel, FORWARD_LANES),
-        Variant(adjoint_kernel, BACKWARD_LANES, absent=COLLECT),
-    )
+    main = Variant(filter_kernel, FORWARD_LANES), Variant(adjoint_kernel, BACKWARD_LANES)
     others = (
         Variant(summary_kernel, FORWARD_LANES),
         Variant(starts_kernel, FORWARD_LANES),
-        summary,
+        Variant(adjoint_summary_kernel, BACKWARD_LANES),
         Variant(incoming_kernel, BACKWARD_LANES),
         Variant(step_kernel, FORWARD_LANES),
         Variant(sum_kernel, 1),
     )
-    bare = (PLAIN, (*COLLECT, "mask", "cu_seqlens", "dy_var"))
+    bare = (PLAIN, ("mask", "cu_seqlens", "dy_var"))
     for variant, absent in zip(main, bare, strict=True):
         yield variant
         yield variant._replace(absent=absent, what="no options")

@@ -5,9 +5,10 @@ window by window, last one first, to keep the belief before every token of that 
 of mean and variance walk back over those. Both kinds of beliefs go to a scratch array of a few
 kilobytes per warp, which the second-level cache holds; a path of 64 tokens would not fit there.
 
-Given the beliefs, an adjoint walks back by a linear map. So time can be split here too:
-``adjoint_kernel`` first reduces every segment to five numbers per lane, ``incoming_kernel`` carries
-the last adjoint over them, and ``adjoint_kernel`` walks again with what truly arrives.
+Given the beliefs, an adjoint walks back by an affine map. So time can be split here too:
+``adjoint_summary_kernel`` reduces every segment to four numbers per lane in one walk forward,
+``incoming_kernel`` carries the last adjoint over them, and ``adjoint_kernel`` walks back with what
+truly arrives.
 """
 
 from typing import NamedTuple
@@ -17,19 +18,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kalman_attention.filtering.segment import AdjointMap
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs
 from kalman_attention.ops.raw import dense, rows
-from kalman_attention.ops.triton.lane import filter_adjoint, filter_step, pull_back, remainder
+from kalman_attention.ops.triton.lane import adjoint_then, filter_adjoint, filter_step, remainder
 from kalman_attention.ops.triton.launch import OPTIONS, Tokens, on_device, prepare
 from kalman_attention.ops.triton.place import (
     chunks_of,
-    evidence,
     kernel,
     lanes_of,
     locate,
     observe,
     read,
     span_of,
+    token_evidence,
     token_is_real,
 )
 from kalman_attention.ops.triton.schedule import (
@@ -41,14 +43,14 @@ from kalman_attention.ops.triton.schedule import (
 )
 from kalman_attention.ops.triton.sums import add_up
 
-REVERSE_FIELDS = 5
-"""Numbers per lane in the reverse map of a segment: dmu and ds from dmu, ds from ds, offsets."""
+MAP_FIELDS = len(AdjointMap._fields)
+"""Numbers per lane in the summary of a segment."""
 
 
 @triton.jit
 def replay(
-    k, v, lam_v, mask, k_b, k_t, v_b, v_t, lam_b, lam_t, mask_b, mask_t,
-    a, p, mu, s, into, b, begin, stop, n, d, lane, N, D,
+    k, v, lam_v, mask, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st, mask_sb, mask_st,
+    a, p, mu, s, into, batch, begin, stop, n, d, lane, N, D,
     EVERY: tl.constexpr, TILE: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Filter tokens begin to stop; store the belief before every EVERY-th of them."""
@@ -56,13 +58,14 @@ def replay(
         tl.store(into + 2 * i * TILE + lane, mu)
         tl.store(into + (2 * i + 1) * TILE + lane, s)
         for t in range(begin + i * EVERY, tl.minimum(begin + (i + 1) * EVERY, stop)):
-            real = token_is_real(mask, mask_b, mask_t, b, t, stop)
-            in_n, in_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
-            value, precision, key = observe(
-                k, v, lam_v, k_b, k_t, v_b, v_t, lam_b, lam_t, b, t, n, d, in_n, in_d, DTYPE
-            )
-            phi, info = evidence(value, precision, key)
-            s_new, mu_new, _r = filter_step(a, p, phi, info, s, mu)
+            real = token_is_real(mask, mask_sb, mask_st, batch, t, stop)
+            keep_n, keep_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
+            k_t, v_t, lam_v_t = observe(
+                k, v, lam_v, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st,
+                batch, t, n, d, keep_n, keep_d, DTYPE,
+            )  # fmt: skip
+            phi, b = token_evidence(k_t, v_t, lam_v_t)
+            s_new, mu_new, _r = filter_step(a, p, phi, b, s, mu)
             s, mu = tl.where(real, s_new, s), tl.where(real, mu_new, mu)
     tl.debug_barrier()  # what was stored is loaded again by the same warp
 
@@ -70,22 +73,20 @@ def replay(
 @kernel
 def adjoint_kernel(
     q, k, v, lam_v, mask, cu_seqlens,
-    q_b, q_t, k_b, k_t, v_b, v_t, lam_b, lam_t, mask_b, mask_t,
-    a_bar, p_bar, saved, path, dy, dy_var, dy_b, dy_t, dvar_b, dvar_t,
-    maps, dmean_in, dvariance_in, dq, dk, dv, dlam_v, dynamics, dmean_0, dvariance_0,
+    q_sb, q_st, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st, mask_sb, mask_st,
+    a_bar, p_bar, saved, path, dy, dy_var, dy_sb, dy_st, dy_var_sb, dy_var_st,
+    dmean_ends, dvariance_ends, dq, dk, dv, dlam_v, dynamics, dmean_0, dvariance_0,
     first_row, B, T, N, D, chunks, blocks, segments, per_segment, stride,
     CHUNK: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Walk one segment of a row back, to collect every gradient or only to summarise it.
+    """Walk one segment of a row back and collect every gradient.
 
-    Without ``maps`` the adjoint that arrives is known, [R, segments, N, D]. dk and dq are sums over
-    this block of channels, [blocks, B, T, N]; ``dynamics`` collects da_bar and dp_bar in float64,
-    [2, R, segments, N, D]. With ``maps`` it is not, and the answer is how any adjoint would pass,
-    [5, R, segments, N, D]: dmu before = mm dmu + dmu_0, ds before = ss ds + sm dmu + ds_0.
-    Fields are ``stride`` apart.
+    The adjoint that arrives is [R, segments, N, D]. dk and dq are sums over this block of channels,
+    [blocks, B, T, N]; ``dynamics`` collects da_bar and dp_bar in float64, [2, R, segments, N, D],
+    with ``stride`` between them.
     """
     row, segment, block = locate(first_row, segments, blocks)
-    b, first, end, chunk_0 = span_of(row, T, cu_seqlens, CHUNK)
+    batch, first, end, chunk_0 = span_of(row, T, cu_seqlens, CHUNK)
     c0, c1, _last = chunks_of(segment, per_segment, first, end, CHUNK)
     n, d, at, has_n, has_d = lanes_of(block, N, D, BLOCK_N, BLOCK_D)
     has = has_n[:, None] & has_d[None, :]
@@ -97,12 +98,8 @@ def adjoint_kernel(
     p = tl.load(p_bar + at, mask=has, other=0.0)
     here = (row * segments + segment) * size + at
     zero = tl.full((BLOCK_N, BLOCK_D), 0.0, DTYPE)
-    if maps is None:
-        dmu = tl.load(dmean_in + here, mask=has, other=0.0)
-        ds = tl.load(dvariance_in + here, mask=has, other=0.0)
-    else:
-        dmu, ds = zero, zero
-    mm, sm, ss = zero + 1.0, zero, zero + 1.0
+    dmu = tl.load(dmean_ends + here, mask=has, other=0.0)
+    ds = tl.load(dvariance_ends + here, mask=has, other=0.0)
     # Tiles of this program alone, so that a lane's place among them is known when compiling.
     lane = n[:, None] * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]
     TILE: tl.constexpr = BLOCK_N * BLOCK_D
@@ -115,8 +112,8 @@ def adjoint_kernel(
         mu = tl.load(saved + (chunk_0 + c) * size + at, mask=has, other=0.0)
         s = tl.load(saved + (chunks + chunk_0 + c) * size + at, mask=has, other=0.0)
         replay(
-            k, v, lam_v, mask, k_b, k_t, v_b, v_t, lam_b, lam_t, mask_b, mask_t,
-            a, p, mu, s, coarse, b, begin, stop, n, d, lane, N, D, WINDOW, TILE, DTYPE,
+            k, v, lam_v, mask, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st, mask_sb, mask_st,
+            a, p, mu, s, coarse, batch, begin, stop, n, d, lane, N, D, WINDOW, TILE, DTYPE,
         )  # fmt: skip
         da, dp = zero, zero
         windows = tl.cdiv(stop - begin, WINDOW)
@@ -127,70 +124,108 @@ def adjoint_kernel(
             mu = tl.load(coarse + 2 * w * TILE + lane)
             s = tl.load(coarse + (2 * w + 1) * TILE + lane)
             replay(
-                k, v, lam_v, mask, k_b, k_t, v_b, v_t, lam_b, lam_t, mask_b, mask_t,
-                a, p, mu, s, fine, b, begin_w, stop_w, n, d, lane, N, D, 1, TILE, DTYPE,
+                k, v, lam_v, mask, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st, mask_sb, mask_st,
+                a, p, mu, s, fine, batch, begin_w, stop_w, n, d, lane, N, D, 1, TILE, DTYPE,
             )  # fmt: skip
             for back_t in range(0, stop_w - begin_w):
                 t = stop_w - 1 - back_t
                 mu = tl.load(fine + 2 * (t - begin_w) * TILE + lane)
                 s = tl.load(fine + (2 * (t - begin_w) + 1) * TILE + lane)
-                real = token_is_real(mask, mask_b, mask_t, b, t, end)
-                in_n, in_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
-                value, precision, key = observe(
-                    k, v, lam_v, k_b, k_t, v_b, v_t, lam_b, lam_t, b, t, n, d, in_n, in_d, DTYPE
-                )
-                query = read(q, q_b, q_t, b, t, n, in_n, DTYPE)
-                phi, info = evidence(value, precision, key)
-                s_new, mu_new, r = filter_step(a, p, phi, info, s, mu)
+                real = token_is_real(mask, mask_sb, mask_st, batch, t, end)
+                keep_n, keep_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
+                k_t, v_t, lam_v_t = observe(
+                    k, v, lam_v, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st,
+                    batch, t, n, d, keep_n, keep_d, DTYPE,
+                )  # fmt: skip
+                q_t = read(q, q_sb, q_st, batch, t, n, keep_n, DTYPE)
+                phi, b = token_evidence(k_t, v_t, lam_v_t)
+                s_new, mu_new, r = filter_step(a, p, phi, b, s, mu)
                 dq_n = tl.full((BLOCK_N,), 0.0, DTYPE)
                 if dy is not None:
-                    dy_d = read(dy, dy_b, dy_t, b, t, d, in_d, DTYPE)
-                    dmu += query[:, None] * dy_d[None, :]
-                    dq_n += tl.sum(mu_new * dy_d[None, :], axis=1)
+                    dy_t = read(dy, dy_sb, dy_st, batch, t, d, keep_d, DTYPE)
+                    dmu += q_t[:, None] * dy_t[None, :]
+                    dq_n += tl.sum(mu_new * dy_t[None, :], axis=1)
                 if dy_var is not None:
-                    dvar_d = read(dy_var, dvar_b, dvar_t, b, t, d, in_d, DTYPE)
-                    ds += (query * query)[:, None] * dvar_d[None, :]
-                    dq_n += 2.0 * query * tl.sum(s_new * dvar_d[None, :], axis=1)
-                rest = remainder(key, value, a, mu, r)
-                dmu_back, ds_back, da_t, dp_t, db, dphi, dlam = filter_adjoint(
-                    a, key, precision, s, mu, s_new, mu_new, r, rest, dmu, ds
+                    dy_var_t = read(dy_var, dy_var_sb, dy_var_st, batch, t, d, keep_d, DTYPE)
+                    ds += (q_t * q_t)[:, None] * dy_var_t[None, :]
+                    dq_n += 2.0 * q_t * tl.sum(s_new * dy_var_t[None, :], axis=1)
+                rest = remainder(k_t, v_t, a, mu, r)
+                dmu_back, ds_back, da_t, dp_t, db, dphi, dlam_v_t = filter_adjoint(
+                    a, k_t, lam_v_t, s, mu, s_new, mu_new, r, rest, dmu, ds
                 )
                 dmu, ds = tl.where(real, dmu_back, dmu), tl.where(real, ds_back, ds)
-                if maps is None:
-                    da += tl.where(real, da_t, 0.0)
-                    dp += tl.where(real, dp_t, 0.0)
-                    sum_db = tl.sum(key[:, None] * db, axis=0)
-                    lv = precision * value
-                    dk_nd = lv[None, :] * db + (2.0 * key)[:, None] * (precision[None, :] * dphi)
-                    tl.store(dv + (b * T + t) * D + d, precision * sum_db, mask=has_d)
-                    tl.store(dlam_v + (b * T + t) * D + d, tl.sum(dlam, axis=0), mask=has_d)
-                    slot = ((block * B + b) * T + t) * N + n
-                    tl.store(dk + slot, tl.sum(dk_nd, axis=1), mask=has_n)
-                    tl.store(dq + slot, dq_n, mask=has_n)
-                else:
-                    mm_back, sm_back = pull_back(a, key, precision, r, rest, mm, sm)
-                    mm, sm = tl.where(real, mm_back, mm), tl.where(real, sm_back, sm)
-                    ss = tl.where(real, a * (a * (r * (r * ss))), ss)
+                da += tl.where(real, da_t, 0.0)
+                dp += tl.where(real, dp_t, 0.0)
+                sum_db = tl.sum(k_t[:, None] * db, axis=0)
+                lam_v_v = lam_v_t * v_t
+                dk_nd = lam_v_v[None, :] * db + (2.0 * k_t)[:, None] * (lam_v_t[None, :] * dphi)
+                tl.store(dv + (batch * T + t) * D + d, lam_v_t * sum_db, mask=has_d)
+                tl.store(dlam_v + (batch * T + t) * D + d, tl.sum(dlam_v_t, axis=0), mask=has_d)
+                slot = ((block * B + batch) * T + t) * N + n
+                tl.store(dk + slot, tl.sum(dk_nd, axis=1), mask=has_n)
+                tl.store(dq + slot, dq_n, mask=has_n)
             tl.debug_barrier()
-        if maps is None:
-            da_old = tl.load(dynamics + here, mask=has, other=0.0)
-            dp_old = tl.load(dynamics + field + here, mask=has, other=0.0)
-            tl.store(dynamics + here, da_old + da, mask=has)
-            tl.store(dynamics + field + here, dp_old + dp, mask=has)
-    if maps is not None:
-        tl.store(maps + here, mm, mask=has)
-        tl.store(maps + field + here, sm, mask=has)
-        tl.store(maps + 2 * field + here, ss, mask=has)
-        tl.store(maps + 3 * field + here, dmu, mask=has)
-        tl.store(maps + 4 * field + here, ds, mask=has)
-    elif segment == 0:
+        da_old = tl.load(dynamics + here, mask=has, other=0.0)
+        dp_old = tl.load(dynamics + field + here, mask=has, other=0.0)
+        tl.store(dynamics + here, da_old + da, mask=has)
+        tl.store(dynamics + field + here, dp_old + dp, mask=has)
+    if segment == 0:
         tl.store(dmean_0 + row * size + at, dmu, mask=has)
         tl.store(dvariance_0 + row * size + at, ds, mask=has)
 
 
 @kernel
+def adjoint_summary_kernel(
+    q, k, v, lam_v, mask, cu_seqlens,
+    q_sb, q_st, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st, mask_sb, mask_st,
+    a_bar, p_bar, saved, dy, dy_var, dy_sb, dy_st, dy_var_sb, dy_var_st, maps,
+    T, N, D, chunks, blocks, segments, per_segment, stride,
+    CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """The adjoint map of one segment, into [4, R, segments, N, D]; fields are ``stride`` apart."""
+    row, segment, block = locate(0, segments, blocks)
+    batch, first, end, chunk_0 = span_of(row, T, cu_seqlens, CHUNK)
+    c0, c1, _last = chunks_of(segment, per_segment, first, end, CHUNK)
+    n, d, at, has_n, has_d = lanes_of(block, N, D, BLOCK_N, BLOCK_D)
+    has = has_n[:, None] & has_d[None, :]
+    DTYPE: tl.constexpr = a_bar.dtype.element_ty
+    size = tl.cast(N, tl.int64) * D
+    a = tl.load(a_bar + at, mask=has, other=0.0)
+    p = tl.load(p_bar + at, mask=has, other=0.0)
+    zero = tl.full((BLOCK_N, BLOCK_D), 0.0, DTYPE)
+    gain, cross, dmu_0, ds_0 = zero + 1.0, zero, zero, zero
+    for c in range(c0, c1):
+        mu = tl.load(saved + (chunk_0 + c) * size + at, mask=has, other=0.0)
+        s = tl.load(saved + (chunks + chunk_0 + c) * size + at, mask=has, other=0.0)
+        for t in range(first + c * CHUNK, tl.minimum(first + (c + 1) * CHUNK, end)):
+            if token_is_real(mask, mask_sb, mask_st, batch, t, end):
+                k_t, v_t, lam_v_t = observe(
+                    k, v, lam_v, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st,
+                    batch, t, n, d, has_n, has_d, DTYPE,
+                )  # fmt: skip
+                q_t = read(q, q_sb, q_st, batch, t, n, has_n, DTYPE)
+                phi, b = token_evidence(k_t, v_t, lam_v_t)
+                e = b - phi * (a * mu)
+                s, mu, r = filter_step(a, p, phi, b, s, mu)
+                dmu, ds = zero, zero
+                if dy is not None:
+                    dy_t = read(dy, dy_sb, dy_st, batch, t, d, has_d, DTYPE)
+                    dmu = q_t[:, None] * dy_t[None, :]
+                if dy_var is not None:
+                    dy_var_t = read(dy_var, dy_var_sb, dy_var_st, batch, t, d, has_d, DTYPE)
+                    ds = (q_t * q_t)[:, None] * dy_var_t[None, :]
+                gain, cross, dmu_0, ds_0 = adjoint_then(a, r, e, dmu, ds, gain, cross, dmu_0, ds_0)
+    field = tl.cast(stride, tl.int64)
+    out = maps + (row * segments + segment) * size + at
+    tl.store(out, gain, mask=has)
+    tl.store(out + field, cross, mask=has)
+    tl.store(out + 2 * field, dmu_0, mask=has)
+    tl.store(out + 3 * field, ds_0, mask=has)
+
+
+@kernel
 def incoming_kernel(
-    cu_seqlens, maps, dmean, dvariance, dmean_in, dvariance_in,
+    cu_seqlens, maps, dmean, dvariance, dmean_ends, dvariance_ends,
     T, N, D, blocks, segments, per_segment, stride,
     CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -206,15 +241,14 @@ def incoming_kernel(
     used = tl.maximum(tl.cdiv(tl.cdiv(end - first, CHUNK), per_segment), 1)
     for back in range(0, used):
         here = (row * segments + used - 1 - back) * size + at
-        tl.store(dmean_in + here, dmu, mask=has)
-        tl.store(dvariance_in + here, ds, mask=has)
-        mm = tl.load(maps + here, mask=has, other=0.0)
-        sm = tl.load(maps + field + here, mask=has, other=0.0)
-        ss = tl.load(maps + 2 * field + here, mask=has, other=0.0)
-        dmu_0 = tl.load(maps + 3 * field + here, mask=has, other=0.0)
-        ds_0 = tl.load(maps + 4 * field + here, mask=has, other=0.0)
-        ds = ss * ds + sm * dmu + ds_0
-        dmu = mm * dmu + dmu_0
+        tl.store(dmean_ends + here, dmu, mask=has)
+        tl.store(dvariance_ends + here, ds, mask=has)
+        gain = tl.load(maps + here, mask=has, other=0.0)
+        cross = tl.load(maps + field + here, mask=has, other=0.0)
+        dmu_0 = tl.load(maps + 2 * field + here, mask=has, other=0.0)
+        ds_0 = tl.load(maps + 3 * field + here, mask=has, other=0.0)
+        ds = gain * (gain * ds) + cross * dmu + ds_0
+        dmu = gain * dmu + dmu_0
 
 
 class Upstream(NamedTuple):
@@ -223,36 +257,6 @@ class Upstream(NamedTuple):
     outputs: tuple[Tensor | None, Tensor | None]
     strides: tuple[int, ...]
     last: tuple[Tensor, Tensor]
-
-
-class WalkBack(NamedTuple):
-    """What both uses of ``adjoint_kernel`` share."""
-
-    inputs: ScanInputs
-    tokens: Tokens
-    upstream: Upstream
-    cut: Schedule
-    saved: Tensor
-    path: Tensor
-
-    def launch(self, maps: Tensor | None, results: tuple[Tensor | None, ...], stride: int) -> None:
-        """Walk all segments back, a wave of rows at a time.
-
-        Args:
-            maps: where to summarise segments, or None to collect gradients.
-            results: dmean_in to dvariance_0 of the kernel; all None with ``maps``.
-            stride: between the fields of ``maps``, or the halves of ``dynamics``.
-        """
-        (B, T, D), (R, N, _), cut = self.inputs.v.shape, self.inputs.mean_0.shape, self.cut
-        for first_row in range(0, R, wave_rows(cut)):
-            count = min(wave_rows(cut), R - first_row)
-            adjoint_kernel[(count * cut.segments * cut.blocks,)](
-                *self.tokens.arrays, *self.tokens.strides, *self.tokens.dynamics,
-                self.saved, self.path, *self.upstream.outputs, *self.upstream.strides,
-                maps, *results, first_row, B, T, N, D, self.inputs.chunks,
-                cut.blocks, cut.segments, cut.per_segment, stride,
-                CHUNK, WINDOW, cut.block_n, cut.block_d, **OPTIONS,
-            )  # fmt: skip
 
 
 @on_device
@@ -270,13 +274,25 @@ def backward(
     (B, T, _), (R, N, D), like = inputs.v.shape, inputs.mean_0.shape, tokens.state_0[0]
     upstream = _upstream(dy, dy_var, dmean, dvariance, like)
     saved = dense(checkpoints, tokens.dtype)
-    walk = WalkBack(inputs, tokens, upstream, cut, saved, _scratch(like, cut))
-    incoming = upstream.last if cut.segments == 1 else _incoming(walk)
+    if cut.segments == 1:
+        incoming = upstream.last
+    else:
+        incoming = _incoming(inputs, tokens, upstream, cut, saved)
     dv, dlam_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs[2:4])
     dk, dq = like.new_empty(2, cut.blocks, B, T, N)
     dynamics = like.new_zeros(2, R, cut.segments, N, D, dtype=torch.float64)
     first = torch.empty_like(like), torch.empty_like(like)
-    walk.launch(None, (*incoming, dq, dk, dv, dlam_v, dynamics, *first), dynamics.stride(0))
+    path = _scratch(like, cut)
+    for first_row in range(0, R, wave_rows(cut)):
+        count = min(wave_rows(cut), R - first_row)
+        adjoint_kernel[(count * cut.segments * cut.blocks,)](
+            *tokens.arrays, *tokens.strides, *tokens.dynamics,
+            saved, path, *upstream.outputs, *upstream.strides,
+            *incoming, dq, dk, dv, dlam_v, dynamics, *first,
+            first_row, B, T, N, D, inputs.chunks,
+            cut.blocks, cut.segments, cut.per_segment, dynamics.stride(0),
+            CHUNK, WINDOW, cut.block_n, cut.block_d, **OPTIONS,
+        )  # fmt: skip
     da_bar, dp_bar = (add_up(x.flatten(0, 1), inputs.a_bar) for x in dynamics)
     dmean_0, dvariance_0 = (x.to(inputs.compute_dtype) for x in first)
     dk, dq = add_up(dk, inputs.k), add_up(dq, inputs.q)
@@ -298,18 +314,26 @@ def _upstream(
     return Upstream((outputs[0], outputs[1]), tuple(strides), (next(last), next(last)))
 
 
-def _incoming(walk: WalkBack) -> tuple[Tensor, Tensor]:
+def _incoming(
+    inputs: ScanInputs, tokens: Tokens, upstream: Upstream, cut: Schedule, saved: Tensor
+) -> tuple[Tensor, Tensor]:
     """Adjoint that reaches the end of every segment from later ones, [R, segments, N, D] twice."""
-    like, cut = walk.tokens.state_0[0], walk.cut
-    T, (R, N, D) = walk.inputs.v.shape[1], like.shape
+    T, like = inputs.v.shape[1], tokens.state_0[0]
+    R, N, D = like.shape
     shape = (R, cut.segments, N, D)
-    maps = like.new_empty(REVERSE_FIELDS, *shape)
+    maps = like.new_empty(MAP_FIELDS, *shape)
     incoming = like.new_empty(shape), like.new_empty(shape)
-    walk.launch(maps, (None,) * 9, maps.stride(0))
+    tile = (CHUNK, cut.block_n, cut.block_d)
+    adjoint_summary_kernel[(R * cut.segments * cut.blocks,)](
+        *tokens.arrays, *tokens.strides, *tokens.dynamics,
+        saved, *upstream.outputs, *upstream.strides, maps,
+        T, N, D, inputs.chunks, cut.blocks, cut.segments, cut.per_segment, maps.stride(0),
+        *tile, **OPTIONS,
+    )  # fmt: skip
     incoming_kernel[(R * cut.blocks,)](
-        walk.tokens.arrays[-1], maps, *walk.upstream.last, *incoming,
+        tokens.arrays[-1], maps, *upstream.last, *incoming,
         T, N, D, cut.blocks, cut.segments, cut.per_segment, maps.stride(0),
-        CHUNK, cut.block_n, cut.block_d, **OPTIONS,
+        *tile, **OPTIONS,
     )  # fmt: skip
     return incoming
 

@@ -6,13 +6,13 @@ import triton.language as tl
 from kalman_attention.ops.contract import ScanInputs, ScanResult
 from kalman_attention.ops.triton.lane import filter_step, seen
 from kalman_attention.ops.triton.launch import OPTIONS, on_device
-from kalman_attention.ops.triton.place import evidence, kernel, lanes_of, locate
+from kalman_attention.ops.triton.place import kernel, lanes_of, locate, token_evidence
 from kalman_attention.ops.triton.schedule import FORWARD_LANES, cut, lanes_for
 
 
 @kernel
 def step_kernel(
-    q, k, v, lam_v, mask, q_b, k_b, v_b, lam_b, mask_b,
+    q, k, v, lam_v, mask, q_sb, k_sb, v_sb, lam_v_sb, mask_sb,
     a_bar, p_bar, mean_0, variance_0, y, y_var, mean, variance, N, D, blocks,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -24,22 +24,22 @@ def step_kernel(
     here = row * N * D + at
     s = tl.load(variance_0 + here, mask=has, other=0.0)
     mu = tl.load(mean_0 + here, mask=has, other=0.0)
-    real = row >= 0 if mask is None else tl.load(mask + row * mask_b) != 0
-    in_n, in_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
-    value = tl.load(v + row * v_b + d, mask=in_d, other=0.0).to(DTYPE)
-    precision = tl.load(lam_v + row * lam_b + d, mask=in_d, other=0.0).to(DTYPE)
-    key = tl.load(k + row * k_b + n, mask=in_n, other=0.0).to(DTYPE)
-    query = tl.load(q + row * q_b + n, mask=in_n, other=0.0).to(DTYPE)
+    real = row >= 0 if mask is None else tl.load(mask + row * mask_sb) != 0
+    keep_n, keep_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
+    q_t = tl.load(q + row * q_sb + n, mask=keep_n, other=0.0).to(DTYPE)
+    k_t = tl.load(k + row * k_sb + n, mask=keep_n, other=0.0).to(DTYPE)
+    v_t = tl.load(v + row * v_sb + d, mask=keep_d, other=0.0).to(DTYPE)
+    lam_v_t = tl.load(lam_v + row * lam_v_sb + d, mask=keep_d, other=0.0).to(DTYPE)
     a = tl.load(a_bar + at, mask=has, other=0.0)
     p = tl.load(p_bar + at, mask=has, other=0.0)
-    phi, info = evidence(seen(value, precision), precision, key)
-    s_new, mu_new, _ = filter_step(a, p, phi, info, s, mu)
+    phi, b = token_evidence(k_t, seen(v_t, lam_v_t), lam_v_t)
+    s_new, mu_new, _r = filter_step(a, p, phi, b, s, mu)
     s, mu = tl.where(real, s_new, s), tl.where(real, mu_new, mu)
     tl.store(mean + here, mu, mask=has)
     tl.store(variance + here, s, mask=has)
-    tl.store(y + row * D + d, tl.sum(query[:, None] * mu, axis=0), mask=has_d)
+    tl.store(y + row * D + d, tl.sum(q_t[:, None] * mu, axis=0), mask=has_d)
     if y_var is not None:
-        out = tl.sum((query * query)[:, None] * s, axis=0)
+        out = tl.sum((q_t * q_t)[:, None] * s, axis=0)
         tl.store(y_var + row * D + d, out, mask=has_d)
 
 
@@ -55,7 +55,7 @@ def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
         y and y_var ``[B, D]``, the new belief, no checkpoints.
     """
     dtype = inputs.compute_dtype
-    q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, _ = inputs.dense(dtype)
+    q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, *_ = inputs.dense(dtype)
     mask = None if mask is None else mask.view(torch.uint8)
     R, N, D = mean_0.shape
     y = torch.empty(v.shape, dtype=v.dtype, device=v.device)

@@ -1,7 +1,7 @@
 """Forward pass: walk time with the belief of a tile in registers.
 
 Lane-serial, ``filter_kernel`` does it all. Time-split, ``summary_kernel`` reduces each segment to
-seven numbers per lane, ``starts_kernel`` carries the first belief over them, and ``filter_kernel``
+five numbers per lane, ``starts_kernel`` carries the first belief over them, and ``filter_kernel``
 replays every segment from where it truly starts.
 """
 
@@ -9,37 +9,38 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from kalman_attention.filtering.segment import FilterMap
 from kalman_attention.ops.contract import CHUNK, ScanInputs, ScanResult
-from kalman_attention.ops.triton.lane import filter_step, project, reciprocal
+from kalman_attention.ops.triton.lane import filter_step, filter_then, reciprocal
 from kalman_attention.ops.triton.launch import OPTIONS, Tokens, on_device, prepare
 from kalman_attention.ops.triton.place import (
     chunks_of,
-    evidence,
     kernel,
     lanes_of,
     locate,
     observe,
     read,
     span_of,
+    token_evidence,
     token_is_real,
 )
 from kalman_attention.ops.triton.schedule import FORWARD_LANES, Schedule, schedule
 
-MAP_FIELDS = 7
-"""Numbers per lane in the summary of a segment: the entries of ``Projective``."""
+MAP_FIELDS = len(FilterMap._fields)
+"""Numbers per lane in the summary of a segment."""
 
 
 @kernel
 def filter_kernel(
     q, k, v, lam_v, mask, cu_seqlens,
-    q_b, q_t, k_b, k_t, v_b, v_t, lam_b, lam_t, mask_b, mask_t,
+    q_sb, q_st, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st, mask_sb, mask_st,
     a_bar, p_bar, mean_starts, variance_starts, y, y_var, mean, variance, saved,
     T, N, D, chunks, blocks, segments, per_segment,
     CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Filter one segment of a row from its start, [R, segments, N, D]; save beliefs if asked."""
     row, segment, block = locate(0, segments, blocks)
-    b, first, end, chunk_0 = span_of(row, T, cu_seqlens, CHUNK)
+    batch, first, end, chunk_0 = span_of(row, T, cu_seqlens, CHUNK)
     c0, c1, last = chunks_of(segment, per_segment, first, end, CHUNK)
     n, d, at, has_n, has_d = lanes_of(block, N, D, BLOCK_N, BLOCK_D)
     has = has_n[:, None] & has_d[None, :]
@@ -55,19 +56,20 @@ def filter_kernel(
             tl.store(saved + (chunk_0 + c) * size + at, mu, mask=has)
             tl.store(saved + (chunks + chunk_0 + c) * size + at, s, mask=has)
         for t in range(first + c * CHUNK, tl.minimum(first + (c + 1) * CHUNK, end)):
-            real = token_is_real(mask, mask_b, mask_t, b, t, end)
-            in_n, in_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
-            value, precision, key = observe(
-                k, v, lam_v, k_b, k_t, v_b, v_t, lam_b, lam_t, b, t, n, d, in_n, in_d, DTYPE
-            )
-            query = read(q, q_b, q_t, b, t, n, in_n, DTYPE)
-            phi, info = evidence(value, precision, key)
-            s_new, mu_new, _r = filter_step(a, p, phi, info, s, mu)
+            real = token_is_real(mask, mask_sb, mask_st, batch, t, end)
+            keep_n, keep_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
+            k_t, v_t, lam_v_t = observe(
+                k, v, lam_v, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st,
+                batch, t, n, d, keep_n, keep_d, DTYPE,
+            )  # fmt: skip
+            q_t = read(q, q_sb, q_st, batch, t, n, keep_n, DTYPE)
+            phi, b = token_evidence(k_t, v_t, lam_v_t)
+            s_new, mu_new, _r = filter_step(a, p, phi, b, s, mu)
             s, mu = tl.where(real, s_new, s), tl.where(real, mu_new, mu)
-            out = (b * T + t) * D + d
-            tl.store(y + out, tl.sum(query[:, None] * mu, axis=0), mask=has_d)
+            out = (batch * T + t) * D + d
+            tl.store(y + out, tl.sum(q_t[:, None] * mu, axis=0), mask=has_d)
             if y_var is not None:
-                tl.store(y_var + out, tl.sum((query * query)[:, None] * s, axis=0), mask=has_d)
+                tl.store(y_var + out, tl.sum((q_t * q_t)[:, None] * s, axis=0), mask=has_d)
     if last:
         tl.store(mean + row * size + at, mu, mask=has)
         tl.store(variance + row * size + at, s, mask=has)
@@ -76,39 +78,37 @@ def filter_kernel(
 @kernel
 def summary_kernel(
     q, k, v, lam_v, mask, cu_seqlens,
-    q_b, q_t, k_b, k_t, v_b, v_t, lam_b, lam_t, mask_b, mask_t,
+    q_sb, q_st, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st, mask_sb, mask_st,
     a_bar, p_bar, maps,
     T, N, D, blocks, segments, per_segment, stride,
     CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The map of one segment, into [7, R, segments, N, D]; fields are ``stride`` apart."""
+    """The map of one segment, into [5, R, segments, N, D]; fields are ``stride`` apart."""
     row, segment, block = locate(0, segments, blocks)
-    b, first, end, _ = span_of(row, T, cu_seqlens, CHUNK)
+    batch, first, end, _ = span_of(row, T, cu_seqlens, CHUNK)
     c0, c1, _last = chunks_of(segment, per_segment, first, end, CHUNK)
     n, d, at, has_n, has_d = lanes_of(block, N, D, BLOCK_N, BLOCK_D)
     has = has_n[:, None] & has_d[None, :]
     DTYPE: tl.constexpr = a_bar.dtype.element_ty
     a = tl.load(a_bar + at, mask=has, other=0.0)
     p = tl.load(p_bar + at, mask=has, other=0.0)
-    one = tl.full((BLOCK_N, BLOCK_D), 1.0, DTYPE)
     zero = tl.full((BLOCK_N, BLOCK_D), 0.0, DTYPE)
-    xx, xw, wx, ww, ux, uw, uu = one, zero, zero, one, zero, zero, one
+    s, mu, gain, J, eta = zero, zero, zero + 1.0, zero, zero
     for t in range(first + c0 * CHUNK, tl.minimum(first + c1 * CHUNK, end)):
-        if token_is_real(mask, mask_b, mask_t, b, t, end):
-            value, precision, key = observe(
-                k, v, lam_v, k_b, k_t, v_b, v_t, lam_b, lam_t, b, t, n, d, has_n, has_d, DTYPE
-            )
-            phi, info = evidence(value, precision, key)
-            xx, xw, wx, ww, ux, uw, uu = project(a, p, phi, info, xx, xw, wx, ww, ux, uw, uu)
+        if token_is_real(mask, mask_sb, mask_st, batch, t, end):
+            k_t, v_t, lam_v_t = observe(
+                k, v, lam_v, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st,
+                batch, t, n, d, has_n, has_d, DTYPE,
+            )  # fmt: skip
+            phi, b = token_evidence(k_t, v_t, lam_v_t)
+            s, mu, gain, J, eta = filter_then(a, p, phi, b, s, mu, gain, J, eta)
     field = tl.cast(stride, tl.int64)
     out = maps + (row * segments + segment) * N * D + at
-    tl.store(out, xx, mask=has)
-    tl.store(out + field, xw, mask=has)
-    tl.store(out + 2 * field, wx, mask=has)
-    tl.store(out + 3 * field, ww, mask=has)
-    tl.store(out + 4 * field, ux, mask=has)
-    tl.store(out + 5 * field, uw, mask=has)
-    tl.store(out + 6 * field, uu, mask=has)
+    tl.store(out, s, mask=has)
+    tl.store(out + field, mu, mask=has)
+    tl.store(out + 2 * field, gain, mask=has)
+    tl.store(out + 3 * field, J, mask=has)
+    tl.store(out + 4 * field, eta, mask=has)
 
 
 @kernel
@@ -131,16 +131,16 @@ def starts_kernel(
         here = (row * segments + segment) * size + at
         tl.store(mean_starts + here, mu, mask=has)
         tl.store(variance_starts + here, s, mask=has)
-        xx = tl.load(maps + here, mask=has, other=0.0)
-        xw = tl.load(maps + field + here, mask=has, other=0.0)
-        wx = tl.load(maps + 2 * field + here, mask=has, other=0.0)
-        ww = tl.load(maps + 3 * field + here, mask=has, other=1.0)
-        ux = tl.load(maps + 4 * field + here, mask=has, other=0.0)
-        uw = tl.load(maps + 5 * field + here, mask=has, other=0.0)
-        uu = tl.load(maps + 6 * field + here, mask=has, other=0.0)
-        scale = reciprocal(wx * s + ww)
-        mu = (ux * s + uw + uu * mu) * scale
-        s = (xx * s + xw) * scale
+        # Read where it is used: all five at once do not fit beside the belief.
+        J = tl.load(maps + 3 * field + here, mask=has, other=0.0)
+        scale = reciprocal(1.0 + J * s)
+        eta = tl.load(maps + 4 * field + here, mask=has, other=0.0)
+        mu = (mu + s * eta) * scale
+        s = s * scale
+        tl.debug_barrier()
+        gain = tl.load(maps + 2 * field + here, mask=has, other=0.0)
+        mu = tl.load(maps + field + here, mask=has, other=0.0) + gain * mu
+        s = tl.load(maps + here, mask=has, other=0.0) + gain * (gain * s)
 
 
 @on_device

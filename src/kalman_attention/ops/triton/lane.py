@@ -1,7 +1,7 @@
 """Arithmetic of a tile of lanes (slots n by channels d), as ``csrc/lane.h`` has it in C++.
 
 Functions of values alone; every kernel of the engine is built on them. Names follow
-``filtering/moment.py``, ``filtering/projective.py`` and ``ops/torch/reverse.py``.
+``filtering/moment.py``, ``filtering/segment.py`` and ``ops/torch/reverse.py``.
 """
 
 import triton
@@ -18,10 +18,10 @@ def reciprocal(x):
 
 
 @triton.jit
-def seen(value, precision):
+def seen(v, lam_v):
     """The value as the filter reads it: 0 where it is no number and there is no evidence."""
-    number = tl.abs(value) < float("inf")
-    return tl.where((precision == 0.0) & ~number, 0.0, value)
+    number = tl.abs(v) < float("inf")
+    return tl.where((lam_v == 0.0) & ~number, 0.0, v)
 
 
 @triton.jit
@@ -34,13 +34,13 @@ def filter_step(a, p, phi, b, s, mu):
 
 
 @triton.jit
-def remainder(key, value, a, mu, r):
+def remainder(k, v, a, mu, r):
     """What the new mean leaves of a value, v - k mu', without their difference."""
-    return r * (value[None, :] - key[:, None] * (a * mu))
+    return r * (v[None, :] - k[:, None] * (a * mu))
 
 
 @triton.jit
-def filter_adjoint(a, key, precision, s, mu, s_new, mu_new, r, rest, dmu, ds):
+def filter_adjoint(a, k, lam_v, s, mu, s_new, mu_new, r, rest, dmu, ds):
     """Adjoint of ``filter_step``: dmu and ds before the token, then da, dp, db, dphi, dlam_v.
 
     s and mu are the belief before the token, s_new and mu_new the one after it and ``rest`` the
@@ -49,34 +49,32 @@ def filter_adjoint(a, key, precision, s, mu, s_new, mu_new, r, rest, dmu, ds):
     """
     g = r * dmu
     s_ds = s_new * ds
-    k_rest = key[:, None] * (rest * dmu)
-    dP = r * (r * ds + precision[None, :] * k_rest)
+    k_rest = k[:, None] * (rest * dmu)
+    dP = r * (r * ds + lam_v[None, :] * k_rest)
     a_dP = a * dP
     da = mu * g + s * (a_dP + a_dP)
     dphi = -(s_new * (mu_new * dmu + s_ds))
-    dlam_v = s_new * (k_rest - (key * key)[:, None] * s_ds)
+    dlam_v = s_new * (k_rest - (k * k)[:, None] * s_ds)
     return a * g, a * a_dP, da, dP, s_new * dmu, dphi, dlam_v
 
 
 @triton.jit
-def pull_back(a, key, precision, r, rest, dmu, ds):
-    """Dmu and ds of ``filter_adjoint`` alone, for a walk that collects no gradients."""
-    dP = r * (r * ds + precision[None, :] * (key[:, None] * (rest * dmu)))
-    return a * (r * dmu), a * (a * dP)
+def filter_then(a, p, phi, b, s, mu, gain, J, eta):
+    """``FilterMap.then``: a segment, s to eta, followed by one token."""
+    s_new, mu_new, r = filter_step(a, p, phi, b, s, mu)
+    before = a * gain
+    gain = r * before
+    e = b - phi * (a * mu)
+    return s_new, mu_new, gain, J + phi * before * gain, eta + gain * e
 
 
 @triton.jit
-def project(a, p, phi, b, xx, xw, wx, ww, ux, uw, uu):
-    """``Projective.then``: a map of (x, w, u) followed by one token, normalised to ww = 1."""
-    nxx = a * (a * xx) + p * wx
-    nxw = a * (a * xw) + p * ww
-    scale = reciprocal(ww + phi * nxw)
-    return (
-        nxx * scale,
-        nxw * scale,
-        (wx + phi * nxx) * scale,
-        (ww + phi * nxw) * scale,
-        (a * ux + b * nxx) * scale,
-        (a * uw + b * nxw) * scale,
-        a * uu * scale,
-    )
+def adjoint_then(a, r, e, dmu, ds, gain, cross, dmu_0, ds_0):
+    """``AdjointMap.then``: the adjoint of a segment, gain to ds_0, followed by one token.
+
+    dmu and ds are what the outputs of the token add.
+    """
+    c = a * r
+    gain = c * gain
+    cross = c * cross + gain * (gain * e)
+    return gain, cross, dmu_0 + gain * dmu, ds_0 + cross * dmu + gain * (gain * ds)

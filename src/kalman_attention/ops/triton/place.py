@@ -17,7 +17,7 @@ SIZES = (
     *("B", "T", "N", "D", "rows", "columns", "chunks", "blocks", "segments", "per_segment"),
     *("stride", "first_row"),
 )
-"""Integer arguments, besides strides, whose names end in ``_b`` and ``_t``."""
+"""Integer arguments, besides the strides of rows and tokens, which end in ``_sb`` and ``_st``."""
 
 
 def kernel(function: Callable[..., None]) -> Any:
@@ -28,7 +28,7 @@ def kernel(function: Callable[..., None]) -> Any:
     """
     parameters = inspect.signature(function).parameters.values()
     names = [p.name for p in parameters if p.annotation is not tl.constexpr]
-    integers = [name for name in names if name in SIZES or name[-2:] in ("_b", "_t")]
+    integers = [name for name in names if name in SIZES or name[-3:] in ("_sb", "_st")]
     function.__annotations__.update(dict.fromkeys(integers, tl.int64))
     return triton.jit(function, do_not_specialize=names, do_not_specialize_on_alignment=names)
 
@@ -68,32 +68,34 @@ def lanes_of(block, N, D, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def token_is_real(mask, mask_b, mask_t, b, t, end):
+def token_is_real(mask, mask_sb, mask_st, row, t, end):
     """Whether there is a token at t: before the end and not padding."""
     if mask is None:
         return t < end
     else:
-        return tl.load(mask + b * mask_b + t * mask_t, mask=t < end, other=0) != 0
+        return tl.load(mask + row * mask_sb + t * mask_st, mask=t < end, other=0) != 0
 
 
 @triton.jit
-def read(x, x_b, x_t, b, t, at, keep, DTYPE: tl.constexpr):
-    """Entries ``at`` of token t in the arithmetic dtype; 0 where ``keep`` is False."""
-    return tl.load(x + b * x_b + t * x_t + at, mask=keep, other=0.0).to(DTYPE)
+def read(x, x_sb, x_st, row, t, which, keep, DTYPE: tl.constexpr):
+    """Entries ``which`` of token t in the arithmetic dtype; 0 where ``keep`` is False."""
+    return tl.load(x + row * x_sb + t * x_st + which, mask=keep, other=0.0).to(DTYPE)
 
 
 @triton.jit
 def observe(
-    k, v, lam_v, k_b, k_t, v_b, v_t, lam_b, lam_t, b, t, n, d, has_n, has_d, DTYPE: tl.constexpr
-):
-    """Value, precision and key of token t, [D], [D] and [N]; 0 where there is none."""
-    value = read(v, v_b, v_t, b, t, d, has_d, DTYPE)
-    precision = read(lam_v, lam_b, lam_t, b, t, d, has_d, DTYPE)
-    return seen(value, precision), precision, read(k, k_b, k_t, b, t, n, has_n, DTYPE)
+    k, v, lam_v, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st,
+    row, t, n, d, keep_n, keep_d, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Key, value and precision of token t, [N], [D] and [D]; 0 where there is none."""
+    k_t = read(k, k_sb, k_st, row, t, n, keep_n, DTYPE)
+    v_t = read(v, v_sb, v_st, row, t, d, keep_d, DTYPE)
+    lam_v_t = read(lam_v, lam_v_sb, lam_v_st, row, t, d, keep_d, DTYPE)
+    return k_t, seen(v_t, lam_v_t), lam_v_t
 
 
 @triton.jit
-def evidence(value, precision, key):
-    """``filtering.evidence.token_evidence`` of one token: phi and its information, [N, D]."""
-    phi = (key * key)[:, None] * precision[None, :]
-    return phi, key[:, None] * (precision * value)[None, :]
+def token_evidence(k, v, lam_v):
+    """``filtering.evidence.token_evidence`` of one token: phi and b, [N, D]."""
+    phi = (k * k)[:, None] * lam_v[None, :]
+    return phi, k[:, None] * (lam_v * v)[None, :]
