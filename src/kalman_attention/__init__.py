@@ -49,6 +49,7 @@ if _TYPE_CHECKING:
     # ops
     from kalman_attention.ops.checks import value_checks as value_checks
     from kalman_attention.ops.contract import ScanOutput as ScanOutput
+    from kalman_attention.ops.engines import use_engine as use_engine
     from kalman_attention.ops.kla_scan import kla_scan as kla_scan
     from kalman_attention.ops.kla_scan import kla_step as kla_step
     from kalman_attention.ops.linear_scan import LinearScanOutput as LinearScanOutput
@@ -87,6 +88,7 @@ _HOMES = {
     "LayerOutput": "nn.mixer",
     "value_checks": "ops.checks",
     "ScanOutput": "ops.contract",
+    "use_engine": "ops.engines",
     "kla_scan": "ops.kla_scan",
     "kla_step": "ops.kla_scan",
     "LinearScanOutput": "ops.linear_scan",

@@ -1,15 +1,25 @@
-"""What ``auto`` means, with and without the native library."""
+"""What ``auto`` means: engine and arithmetic, with and without the native library."""
 
 import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from kalman_attention import kla_scan
+from kalman_attention import (
+    KLA,
+    KLALayerConfig,
+    KLAState,
+    kla_scan,
+    kla_scan_ref,
+    kla_step,
+    use_engine,
+)
 from kalman_attention.ops import engines
+from kalman_attention.ops.checks import check_scan, needed_dtype
 from kalman_attention.ops.cpu import library
 from kalman_attention.tools.selfcheck import Case, make_call
 
@@ -68,3 +78,112 @@ def test_a_missing_or_broken_library_is_explained(
     finally:
         monkeypatch.undo()
         library._open.cache_clear()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Engines that were loaded by calls."""
+    found: list[str] = []
+    for name in ("load", "load_step"):
+        load = getattr(engines.Engine, name)
+
+        def note(engine: engines.Engine, load: Any = load) -> Any:
+            found.append(engine.name)
+            return load(engine)
+
+        monkeypatch.setattr(engines.Engine, name, note)
+    return found
+
+
+def test_use_engine_decides_what_auto_means(asked: list[str]) -> None:
+    args = [x.float() for x in make_call(Case(B=1, T=5, N=2, D=3)).tensors]
+    state = KLAState(*args[6:])
+    with use_engine("associative"):
+        kla_scan(*args[:6])
+        kla_step(*(x[:, 0] for x in args[:4]), *args[4:6], state)
+        kla_scan(*args[:6], engine="mobius")
+        with use_engine("mobius"):
+            kla_scan(*args[:6])
+        kla_scan(*args[:6])
+    assert asked == ["associative", "associative", "mobius", "mobius", "associative"]
+    assert engines.resolve("auto", CPU, torch.float32) == engines._auto(CPU, torch.float32, False)
+    with pytest.raises(ValueError, match="unknown engine 'cud'"), use_engine("cud"):
+        pass
+
+
+def test_use_engine_reaches_layers_and_compiled_graphs(asked: list[str]) -> None:
+    layer, x = KLA(KLALayerConfig(d_model=4, d_state=2)), torch.randn(1, 3, 4)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for name in ("associative", "mobius"):
+        asked.clear()
+        with use_engine(name), torch.no_grad():
+            layer(x)
+            compiled(x)
+        assert asked == [name, name]
+
+
+def test_a_layer_runs_the_engine_of_its_options(asked: list[str]) -> None:
+    layer = KLA(KLALayerConfig(d_model=4, d_state=2, engine="associative"))
+    with torch.no_grad():
+        state = layer(torch.randn(1, 3, 4)).state
+        layer.step(torch.randn(1, 4), state)
+    assert asked == ["associative", "associative"]
+    with pytest.raises(ValueError, match="engine must be one of None, 'auto'"):
+        KLALayerConfig(d_model=4, engine="cud")
+
+
+def endless(T: int) -> list[torch.Tensor]:
+    tensors = [x.float() for x in make_call(Case(B=1, T=T, N=1, D=2)).tensors[:6]]
+    tensors[4].fill_(1.0)
+    tensors[5].fill_(0.0)
+    return tensors
+
+
+def test_the_arithmetic_is_decided_once_and_carried_along() -> None:
+    args = endless(4097)
+    assert check_scan(*args, None, None, None).acc_dtype == torch.float64
+    short = [*(x[:, :4096] for x in args[:4]), *args[4:]]
+    assert check_scan(*short, None, None, None).acc_dtype == torch.float32
+    asked = check_scan(*args, None, None, None, torch.float32)
+    assert asked.acc_dtype == torch.float32
+    silent = [*args[:3], torch.zeros_like(args[3]), *args[4:]]
+    assert check_scan(*silent, None, None, None).acc_dtype == torch.float64
+
+
+def test_values_on_a_device_are_not_looked_at() -> None:
+    inputs = check_scan(*endless(4097), None, None, None)
+    there = inputs._replace(**{n: getattr(inputs, n).to("meta") for n in inputs._fields[:8]})
+    assert needed_dtype(there) == torch.float32  # a look at meta tensors would raise
+
+
+@pytest.mark.parametrize("engine", ["reference", "cpu", "associative"])
+def test_longer_arithmetic_on_request(engine: str) -> None:
+    args = [x.float() for x in make_call(Case(B=2, T=100, N=3, D=4)).tensors[:6]]
+    exact = kla_scan_ref(*(x.double() for x in args), return_variance=True)
+    options = {"return_variance": True, "engine": engine}
+    wide = kla_scan(*args, acc_dtype=torch.float64, **options)
+    plain = kla_scan(*args, **options)
+    assert wide.y.dtype == wide.state.mean.dtype == torch.float32
+    assert torch.equal(wide.y, exact.y.float())
+    assert not torch.equal(plain.y, wide.y)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "acc_dtype", "message"),
+    [
+        (torch.float32, torch.bfloat16, "must be torch.float32 or torch.float64"),
+        (torch.float64, torch.float32, "whose digits it would drop"),
+    ],
+)
+def test_shorter_arithmetic_is_refused(
+    dtype: torch.dtype, acc_dtype: torch.dtype, message: str
+) -> None:
+    args = [x.to(dtype) for x in make_call(Case(B=1, T=5, N=2, D=3)).tensors[:6]]
+    with pytest.raises(ValueError, match=message):
+        kla_scan(*args, acc_dtype=acc_dtype)
+
+
+def test_a_compiled_graph_settles_the_arithmetic_when_it_runs() -> None:
+    args = endless(4200)
+    compiled = torch.compile(kla_scan, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*args).state.variance, kla_scan(*args).state.variance)

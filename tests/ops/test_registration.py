@@ -26,11 +26,12 @@ def test_opcheck(engine: str, kind: str) -> None:
     args = draw(case)
     mask = torch.ones(2, 70, dtype=torch.bool).tril() if kind == "mask" else None
     cu_seqlens = torch.tensor([0, 10, 10, 70]) if kind == "packed" else None
-    torch.library.opcheck(scan, (*args, mask, cu_seqlens, True, True, engine))
+    torch.library.opcheck(scan, (*args, mask, cu_seqlens, torch.float32, True, True, engine))
     frozen = [x.detach() for x in args]
-    torch.library.opcheck(scan, (*frozen, mask, cu_seqlens, False, False, engine))
-    *outputs, saved = scan(*frozen, mask, cu_seqlens, True, True, engine)
-    torch.library.opcheck(scan_backward, (*frozen, mask, cu_seqlens, saved, *outputs, engine))
+    torch.library.opcheck(scan, (*frozen, mask, cu_seqlens, None, False, False, engine))
+    *outputs, saved = scan(*frozen, mask, cu_seqlens, None, True, True, engine)
+    given = (*frozen, mask, cu_seqlens, None, saved, *outputs, engine)
+    torch.library.opcheck(scan_backward, given)
 
 
 @pytest.mark.parametrize("engine", COMPILED_ENGINES)

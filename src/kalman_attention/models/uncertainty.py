@@ -183,6 +183,7 @@ def kalman_gain(
         mask=mask,
         cu_seqlens=cu_seqlens,
         return_variance=True,
+        engine=layer.config.engine or "auto",
     )
     assert asked.y_var is not None
     return asked.y_var * e.lam_v / layer.config.d_state

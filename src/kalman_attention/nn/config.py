@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kalman_attention.nn.links import PrecisionLink
+from kalman_attention.ops.engines import ENGINES, REFERENCE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,8 @@ class KLALayerConfig:
             100 tokens at first: forgetting is left to the evidence.
         skip: initial weight of the skip from the convolved stream to the read-out, or None for no
             skip.
+        engine: which implementation of the scan computes, as for ``kla_scan``; None means
+            ``"auto"``. No property of what was learned: it may be changed at any time.
     """
 
     d_model: int
@@ -62,6 +65,7 @@ class KLALayerConfig:
     dt_min: float = 1e-3
     dt_max: float = 1e-2
     skip: float | None = 1.0
+    engine: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("d_model", "d_state", "d_inner", "conv_kernel", "precision_rank"):
@@ -102,6 +106,7 @@ _WORDS = {
     "process_noise": ("learned", "fixed", "zero"),
     "discretisation": ("ou", "zoh", "none"),
     "prior": ("unit", "stationary", "learned"),
+    "engine": (None, "auto", REFERENCE, *ENGINES),
 }
 
 

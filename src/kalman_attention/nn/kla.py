@@ -197,6 +197,7 @@ class KLA(nn.Module):
             mask=mask,
             cu_seqlens=cu_seqlens,
             return_variance=return_variance,
+            engine=self.config.engine or "auto",
         )
         return Readout(y, y_var, u, gate, evidence, LayerState(window, belief))
 
@@ -218,7 +219,13 @@ class KLA(nn.Module):
         a_bar, p_bar = (_match(z, evidence.v) for z in self.prior.cached())
         belief = KLAState(*(_match(z, evidence.v) for z in state.belief))
         y, y_var, belief = kla_step(
-            *evidence, a_bar, p_bar, belief, mask=mask, return_variance=return_variance
+            *evidence,
+            a_bar,
+            p_bar,
+            belief,
+            mask=mask,
+            return_variance=return_variance,
+            engine=self.config.engine or "auto",
         )
         return Readout(y, y_var, u, gate, evidence, LayerState(window, belief))
 

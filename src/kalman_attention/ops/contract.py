@@ -17,19 +17,13 @@ from kalman_attention.ops.raw import dense, rows
 CHUNK = 64
 """Tokens between two saved beliefs. The backward pass replays a chunk from its first belief."""
 
-LONG_MEMORY = 4096
-"""Beyond this memory, in tokens, float32 arithmetic no longer keeps the accuracy contract."""
-
-
-UNSEEN_MEMORY = 128
-"""The same for a call in which no token brings evidence."""
-
 
 class ScanInputs(NamedTuple):
     """The validated arguments of one scan.
 
     q, k, v, lam_v may be half, bfloat16 or float32 in any mix, or all float64; the dynamics and
-    the belief are in the compute dtype. With ``cu_seqlens`` B is 1 and a row is a document.
+    the belief are in the compute dtype. With ``cu_seqlens`` B is 1 and a row is a document. The
+    dtype of the arithmetic is decided once, in the checks, and travels along.
     """
 
     q: Keys
@@ -42,6 +36,7 @@ class ScanInputs(NamedTuple):
     variance_0: Belief
     mask: Mask | None
     cu_seqlens: Tensor | None
+    acc_dtype: torch.dtype | None = None
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -50,26 +45,8 @@ class ScanInputs(NamedTuple):
 
     @property
     def arithmetic_dtype(self) -> torch.dtype:
-        """The compute dtype, or float64 where float32 would lose track of a very long memory.
-
-        A change smaller than half a unit in the last place is lost in every step. Where neither
-        decay nor process noise ends the memory of a slot, the losses add up: after 65,536 tokens
-        the variance would be off by a part in a thousand. Without any evidence not even noise ends
-        it, and rounding has the same sign in every step.
-        """
-        T = self.v.shape[1]
-        if self.compute_dtype == torch.float64 or T <= UNSEEN_MEMORY:
-            return self.compute_dtype
-        if self._is_unobserved():
-            return torch.float64
-        if T <= LONG_MEMORY:
-            return self.compute_dtype
-        endless = (self.a_bar.abs() > 1.0 - 1.0 / LONG_MEMORY) & (self.p_bar < 1e-5)
-        return torch.float64 if bool(endless.any()) else self.compute_dtype
-
-    def _is_unobserved(self) -> bool:
-        """Whether no token brings evidence; some tokens tell at once in almost every call."""
-        return not (bool(self.lam_v[:, ::64].any()) or bool(self.lam_v.any()))
+        """Dtype that engines calculate in: ``acc_dtype``, or the compute dtype if none is set."""
+        return self.compute_dtype if self.acc_dtype is None else self.acc_dtype
 
     @property
     def chunks(self) -> int:

@@ -4,11 +4,13 @@ The choice is a pure function of device, dtype and what is installed. An engine 
 a call raises and names one that can; nothing is swapped silently.
 """
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import os
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -162,8 +164,31 @@ ENGINES = {
 NATIVE = "cpu"
 """The engine that CPU tensors should have; without it they go some fifty times slower."""
 
+_auto_means = ["auto"]  # a stack; a plain list, since compilers cannot trace a context variable
+
 REFERENCE = "reference"
 """The loop of ``ops/reference.py``: plain torch code, differentiated by autograd, no op."""
+
+
+@contextlib.contextmanager
+def use_engine(name: str) -> Iterator[None]:
+    """Inside this context ``engine="auto"`` means ``name``, in layers and models too.
+
+    A call that names an engine itself keeps it. A call that ``name`` cannot serve raises. It holds
+    for the whole process, not for a thread.
+
+    Args:
+        name: an engine that ``kla check`` lists, ``"reference"``, or ``"auto"`` for the usual one.
+
+    Raises:
+        ValueError: there is no such engine.
+    """
+    _require_known(name)
+    _auto_means.append(name)
+    try:
+        yield
+    finally:
+        _auto_means.pop()
 
 
 def resolve(name: str, device: torch.device, dtype: torch.dtype, *, step: bool = False) -> str:
@@ -182,12 +207,12 @@ def resolve(name: str, device: torch.device, dtype: torch.dtype, *, step: bool =
         ValueError: unknown name, or an engine that cannot serve the call.
     """
     if name == "auto":
+        name = _auto_means[-1]
+    if name == "auto":
         return _auto(device, dtype, step)
     if name == REFERENCE:
         return name
-    if name not in ENGINES:
-        told = unknown("engine", name, ["auto", REFERENCE, *ENGINES])
-        raise ValueError(f"{told} See `kla check`.")
+    _require_known(name)
     reason = ENGINES[name].why_not(device, dtype)
     if reason is not None:
         raise ValueError(
@@ -195,6 +220,12 @@ def resolve(name: str, device: torch.device, dtype: torch.dtype, *, step: bool =
             f"engine={_auto(device, dtype, step)!r} can; so can engine='reference'."
         )
     return name
+
+
+def _require_known(name: str) -> None:
+    known = ["auto", REFERENCE, *ENGINES]
+    if name not in known:
+        raise ValueError(f"{unknown('engine', name, known)} See `kla check`.")
 
 
 def _auto(device: torch.device, dtype: torch.dtype, step: bool) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kalman_attention._typing import Dynamics, Keys, Mask, Precisions, Values
 from kalman_attention.filtering.moment import KLAState
-from kalman_attention.ops.checks import check_bounds, check_scan, check_step
+from kalman_attention.ops.checks import check_bounds, check_scan, check_step, needed_dtype
 from kalman_attention.ops.contract import ScanInputs, ScanOutput
 from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
 from kalman_attention.ops.reference import reference_scan, reference_step
@@ -30,12 +30,13 @@ def kla_scan(
     mask: Mask | None = None,
     cu_seqlens: Tensor | None = None,
     return_variance: bool = False,
+    acc_dtype: torch.dtype | None = None,
     engine: str = "auto",
 ) -> ScanOutput:
     """Kalman linear attention: filter a sequence of tokens and read the belief after each.
 
     Exact gradients flow to every floating input, ``state`` included, from ``y``, ``y_var`` and the
-    last belief alike. Arithmetic is float32 (float64 for float64 inputs).
+    last belief alike.
 
     Args:
         q: queries, the read-out operators, ``[B, T, N]``.
@@ -49,12 +50,16 @@ def kla_scan(
         cu_seqlens: borders of documents packed into one row (B = 1), ``[n + 1]`` int. Each starts
             from the prior, or from its row of ``state``; beliefs come out as ``[n, N, D]``.
         return_variance: also compute ``y_var``.
-        engine: ``"auto"``, or a name that ``kla check`` lists.
+        acc_dtype: dtype of the arithmetic. None means float32 (float64 for float64 inputs), and on
+            CPU tensors float64 where a memory is too long for float32 to keep the accuracy. On a
+            device no values are looked at: ask for ``torch.float64`` there if more than 4,096
+            tokens meet |a_bar| above 0.9997 with p_bar below 1e-5.
+        engine: ``"auto"``, or a name that ``kla check`` lists; see ``use_engine``.
 
     Returns:
         ``ScanOutput(y, y_var, state)``.
     """
-    inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens)
+    inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens, acc_dtype)
     chosen = resolve(engine, v.device, v.dtype)
     if chosen == REFERENCE:
         return reference_scan(inputs, return_variance=return_variance)
@@ -113,13 +118,21 @@ def _step_by_scan(inputs: ScanInputs, return_variance: bool, engine: str) -> Sca
 
 
 def _needs_gradients(inputs: ScanInputs) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs[:8])
 
 
 def _run(inputs: ScanInputs, return_variance: bool, engine: str) -> ScanOutput:
     save = _needs_gradients(inputs)
     y, y_var, mean, variance, _ = scan(*inputs, return_variance, save, engine)
     return ScanOutput(y, y_var if return_variance else None, KLAState(mean, variance))
+
+
+def _settled(*args: Any) -> ScanInputs:
+    """The inputs of an op. In a compiled graph or inside vmap the arithmetic is still open."""
+    inputs = ScanInputs(*args)
+    if inputs.acc_dtype is not None:
+        return inputs
+    return inputs._replace(acc_dtype=needed_dtype(inputs))
 
 
 @torch.library.custom_op("kalman_attention::scan", mutates_args=())
@@ -134,12 +147,13 @@ def scan(
     variance_0: Tensor,
     mask: Tensor | None,
     cu_seqlens: Tensor | None,
+    acc_dtype: torch.dtype | None,
     return_variance: bool,
     save: bool,
     engine: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The registered op. An op returns tensors only: what was not asked for has no elements."""
-    inputs = ScanInputs(q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens)
+    inputs = _settled(q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens, acc_dtype)
     if cu_seqlens is not None:
         check_bounds(cu_seqlens, v.shape[1])
     result = ENGINES[engine].load().forward(inputs, return_variance=return_variance, save=save)
@@ -150,7 +164,7 @@ def scan(
 
 @scan.register_fake
 def _scan_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    inputs, (return_variance, save, _) = ScanInputs(*args[:10]), args[10:]
+    inputs, (return_variance, save, _) = ScanInputs(*args[:11]), args[11:]
     (B, T, D), (R, N, _) = inputs.v.shape, inputs.mean_0.shape
     y = inputs.v.new_empty(B, T, D)
     belief = inputs.mean_0.new_empty(R, N, D)
@@ -175,6 +189,7 @@ def scan_backward(
     variance_0: Tensor,
     mask: Tensor | None,
     cu_seqlens: Tensor | None,
+    acc_dtype: torch.dtype | None,
     checkpoints: Tensor,
     dy: Tensor | None,
     dy_var: Tensor | None,
@@ -183,7 +198,7 @@ def scan_backward(
     engine: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the eight floating inputs of ``scan``."""
-    inputs = ScanInputs(q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens)
+    inputs = _settled(q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens, acc_dtype)
     module = ENGINES[engine].load()
     grads = module.backward(inputs, checkpoints, dy, dy_var, dmean, dvariance)
     dq, dk, dv, dlam_v, da_bar, dp_bar, dmean_0, dvariance_0 = grads
@@ -196,9 +211,9 @@ def _scan_backward_fake(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, (return_variance, _, engine) = inputs[:10], inputs[10:]
+    tensors, (acc_dtype, return_variance, _, engine) = inputs[:10], inputs[10:]
     ctx.save_for_backward(*tensors, output[4])
-    ctx.return_variance, ctx.engine = return_variance, engine
+    ctx.acc_dtype, ctx.return_variance, ctx.engine = acc_dtype, return_variance, engine
     ctx.set_materialize_grads(False)
 
 
@@ -206,9 +221,11 @@ def _differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]
     dy, dy_var, dmean, dvariance, _ = grads
     *tensors, checkpoints = ctx.saved_tensors
     dy_var = dy_var if ctx.return_variance else None
-    found = scan_backward(*tensors, checkpoints, dy, dy_var, dmean, dvariance, ctx.engine)
+    found = scan_backward(
+        *tensors, ctx.acc_dtype, checkpoints, dy, dy_var, dmean, dvariance, ctx.engine
+    )
     wanted = zip(found, ctx.needs_input_grad, strict=False)
-    return (*(grad if needed else None for grad, needed in wanted), *([None] * 5))
+    return (*(grad if needed else None for grad, needed in wanted), *([None] * 6))
 
 
 def _refuse_second_order(ctx: Any, *grads: Any) -> None:

@@ -31,9 +31,10 @@ def kla_scan_ref(
     mask: Mask | None = None,
     cu_seqlens: Tensor | None = None,
     return_variance: bool = False,
+    acc_dtype: torch.dtype | None = None,
 ) -> ScanOutput:
     """Kalman linear attention, token by token. Arguments and result as for ``kla_scan``."""
-    inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens)
+    inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens, acc_dtype)
     return reference_scan(inputs, return_variance=return_variance)
 
 

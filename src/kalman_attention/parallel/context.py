@@ -102,6 +102,7 @@ class RankContext:
         mask: Mask | None = None,
         cu_seqlens: Tensor | None = None,
         return_variance: bool = False,
+        acc_dtype: torch.dtype | None = None,
         engine: str = "auto",
     ) -> ScanOutput:
         """``kla_scan`` of the whole sequence, of which the tokens here are a piece.
@@ -117,20 +118,21 @@ class RankContext:
             mask: ``[B, T]`` bool, False for padding.
             cu_seqlens: must be None.
             return_variance: also compute ``y_var``.
+            acc_dtype: dtype of the arithmetic, the same on every rank; None as for ``kla_scan``.
             engine: as for ``kla_scan``, but the reference, which has no summaries.
 
         Returns:
             ``ScanOutput(y, y_var, state)`` of the piece; the state is the belief after it.
         """
         _refuse_packing(cu_seqlens)
-        inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, None)
+        inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, None, acc_dtype)
         chosen = resolve(engine, v.device, v.dtype)
         if chosen == REFERENCE:
             raise ValueError(
                 "the reference filters whole sequences only. For one that is split over ranks use "
                 "engine='auto'."
             )
-        how = _How(self.group, chosen, return_variance)
+        how = _How(self.group, chosen, inputs.acc_dtype, return_variance)
         y, y_var, mean, variance = _Scan.apply(*inputs[:8], mask, how)  # type: ignore[no-untyped-call]
         return ScanOutput(y, y_var if return_variance else None, KLAState(mean, variance))
 
@@ -138,6 +140,7 @@ class RankContext:
 class _How(NamedTuple):
     group: Group
     engine: str
+    acc_dtype: torch.dtype | None
     return_variance: bool
 
 
@@ -147,7 +150,7 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
         how: _How = args[-1]
-        group, inputs = how.group, _inputs(args[:-1])
+        group, inputs = how.group, _inputs(args[:-1], how)
         own = FilterMap.identity_like(inputs.mean_0)
         if group.rank < group.size - 1:  # nobody asks what the last piece does
             own = ENGINES[how.engine].load_maps().filter_map(inputs)
@@ -167,7 +170,7 @@ class _Scan(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         *tensors, checkpoints = ctx.saved_tensors
         how: _How = ctx.how
-        group, inputs = how.group, _inputs(tensors)
+        group, inputs = how.group, _inputs(tensors, how)
         dy, dy_var, *last = grads
         dy_var = dy_var if how.return_variance else None
         dmu, ds = (torch.zeros_like(inputs.mean_0) if g is None else g for g in last)
@@ -189,9 +192,9 @@ class _Scan(torch.autograd.Function):
         return (*(grad if needed else None for grad, needed in wanted), None, None)
 
 
-def _inputs(tensors: Sequence[Any]) -> ScanInputs:
+def _inputs(tensors: Sequence[Any], how: _How) -> ScanInputs:
     """The arguments of a scan without packed documents."""
-    return ScanInputs._make((*tensors, None))
+    return ScanInputs._make((*tensors, None, how.acc_dtype))
 
 
 def _tail(x: Tensor, mask: Mask | None, W: int) -> tuple[Tensor, Tensor]:

@@ -45,6 +45,7 @@ _KLA = {
     "dt_min": "time_step_min",
     "dt_max": "time_step_max",
     "skip": "skip",
+    "engine": "engine",
 }
 _ATTENTION = {
     "num_heads": "num_attention_heads",
@@ -81,7 +82,7 @@ class KLAConfig(PreTrainedConfig):
         state_size: memory slots per channel (native: d_state).
         inner_size: channels of the filter; None means hidden_size.
         conv_kernel: taps of the causal convolution.
-        value: ``"stream"`` or ``"project"``; this and the options down to ``skip`` are those of
+        value: ``"stream"`` or ``"project"``; this and the options down to ``engine`` are those of
             ``KLALayerConfig``.
         precision_rank: as there.
         precision_link: as there.
@@ -95,6 +96,7 @@ class KLAConfig(PreTrainedConfig):
         time_step_min: smallest initial step size (native: dt_min).
         time_step_max: largest initial step size (native: dt_max).
         skip: as there.
+        engine: which implementation of the scan computes, a name of ``kla check``; None means auto.
         num_attention_heads: heads of attention blocks; None means heads of 64 channels.
         attention_qk_norm: divide their queries and keys by their root mean square.
         rope_theta: longest wavelength of their rotary positions, in tokens over 2 pi; None for no
@@ -142,6 +144,7 @@ class KLAConfig(PreTrainedConfig):
     time_step_min: float = 1e-3
     time_step_max: float = 1e-2
     skip: float | None = 1.0
+    engine: str | None = None
     num_attention_heads: int | None = None
     attention_qk_norm: bool = True
     rope_theta: float | None = 10_000.0

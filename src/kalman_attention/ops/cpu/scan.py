@@ -135,7 +135,7 @@ def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
     """
     # Written out flat: at a few microseconds per kernel call every helper would show.
     dtype = torch.float64 if inputs.v.dtype is torch.float64 else torch.float32
-    q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, _ = inputs
+    q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, *_ = inputs
     q, k, v, lam_v = q.contiguous(), k.contiguous(), v.contiguous(), lam_v.contiguous()
     a_bar, p_bar = dense(a_bar, dtype), dense(p_bar, dtype)
     mean_0, variance_0 = dense(mean_0, dtype), dense(variance_0, dtype)
