@@ -3,7 +3,7 @@
 import torch
 
 from kalman_attention.filtering import information, moment
-from kalman_attention.filtering.evidence import token_evidence
+from kalman_attention.filtering.evidence import token_evidence, without_gaps
 from tests.systems import assert_close, random_state, random_system
 
 
@@ -38,3 +38,11 @@ def test_zero_key_and_zero_precision_are_pure_prediction():
         assert not b.any()
         assert_close(moment.update(prior, phi, b), prior, rtol=0, atol=0)
         assert_close(information.update(lam_prior, phi, b), lam_prior, rtol=0, atol=0)
+
+
+def test_missing_values_are_left_out_and_others_kept():
+    v = torch.tensor([1.0, torch.nan, torch.inf, torch.nan, 2.0])
+    lam_v = torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0])
+    assert without_gaps(v, lam_v).tolist()[:3] == [1.0, 0.0, 0.0]
+    assert without_gaps(v, lam_v)[3].isnan()
+    assert without_gaps(v, lam_v)[4] == 2.0

@@ -167,3 +167,13 @@ def test_value_checks_skip_padding_and_look_at_the_state() -> None:
         state = KLAState(given["state"].mean, -given["state"].variance)
         with pytest.raises(ValueError, match="variance_0 must be finite and at least 0"):
             call(kla_scan, {**given, "mask": mask, "state": state})
+
+
+def test_value_checks_leave_missing_values_alone() -> None:
+    given = arguments()
+    given["v"][0, 1, 2], given["lam_v"][0, 1, 2] = torch.nan, 0.0
+    with value_checks():
+        call(kla_scan, {**given})
+        given["lam_v"][0, 1, 2] = 1.0
+        with pytest.raises(ValueError, match=r"v must be finite.*nan at \(0, 1, 2\)"):
+            call(kla_scan, {**given})

@@ -1,6 +1,17 @@
 r"""What a token says about the latent: :math:`v \mid z \sim N(kz, 1/\Lambda^v)`, ``eq:ssm_obs``."""
 
+import torch
+
 from kalman_attention._typing import Belief, Keys, Precisions, Values
+
+
+def without_gaps(v: Values, lam_v: Precisions) -> Values:
+    """The values, with 0 for what is missing: NaN or infinite where the precision is 0.
+
+    Such a value brings nothing, and 0 lam_v v would be NaN. A finite one is left as it is, so that
+    the gradient of its precision is right.
+    """
+    return torch.where((lam_v != 0.0) | v.isfinite(), v, 0.0)
 
 
 def token_evidence(k: Keys, v: Values, lam_v: Precisions) -> tuple[Belief, Belief]:

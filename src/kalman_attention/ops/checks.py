@@ -26,7 +26,15 @@ _check_values = contextvars.ContextVar("kalman_attention_check_values", default=
 def value_checks(enabled: bool = True) -> Iterator[None]:
     """Check the values of all inputs too, inside this context; costs a pass over the data.
 
-    Finds NaN and infinities anywhere, and negative precisions, variances and process noise.
+    Finds NaN and infinities anywhere but in padding and in missing values (``lam_v`` = 0), and
+    negative precisions, variances and process noise. Calls of layers and models inside the context
+    are checked as well; compiled graphs are not.
+
+    >>> with value_checks():
+    ...     out = kla_scan(q, k, v, lam_v, a_bar, p_bar)
+
+    Args:
+        enabled: False switches the checks off again, inside a context that switched them on.
     """
     token = _check_values.set(enabled)
     try:
@@ -337,6 +345,8 @@ def _check_all_values(inputs: ScanInputs) -> None:
             bad |= x < 0
         if real is not None and not name.endswith("_0"):
             bad &= real
+        if name == "v":  # what stands in place of a missing value is not looked at
+            bad &= inputs.lam_v != 0
         if bool(bad.any()):
             where = tuple(bad.nonzero()[0].tolist())
             rule = "finite and at least 0" if name in ("lam_v", "variance_0") else "finite"

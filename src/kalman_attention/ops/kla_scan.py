@@ -42,11 +42,14 @@ def kla_scan(
         q: queries, the read-out operators, ``[B, T, N]``.
         k: keys, the observation operators, ``[B, T, N]``.
         v: values, ``[B, T, D]``; half, bfloat16, float32 or float64. T may be 0.
-        lam_v: precision of each value, at least 0, ``[B, T, D]``; 0 means no evidence.
+        lam_v: precision of each value, at least 0, ``[B, T, D]``. 0 says that a value is missing:
+            time passes, the token brings nothing, and what stands in v, even NaN, is not read.
         a_bar: decay per token, in [-1, 1], ``[N, D]``.
         p_bar: process-noise variance per token, at least 0, ``[N, D]``.
         state: belief before the first token, ``[B, N, D]`` twice; mean 0, variance 1 if None.
-        mask: ``[B, T]`` bool, False for padding, which leaves the belief exactly as it was.
+        mask: ``[B, T]`` bool, False for padding: a place without a token, where no time passes. The
+            belief stays exactly as it was, and y and y_var are 0, which is no statement about
+            anything. For values that are missing use ``lam_v`` = 0 instead.
         cu_seqlens: borders of documents packed into one row (B = 1), ``[n + 1]`` int. Each starts
             from the prior, or from its row of ``state``; beliefs come out as ``[n, N, D]``.
         return_variance: also compute ``y_var``.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kalman_attention._typing import Dynamics, Keys, Mask, Precisions, Values
 from kalman_attention.filtering import moment
-from kalman_attention.filtering.evidence import token_evidence
+from kalman_attention.filtering.evidence import token_evidence, without_gaps
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.readout import read_mean, read_variance
 from kalman_attention.ops.checks import check_bounds, check_scan, check_step
@@ -66,6 +66,7 @@ def _rows(inputs: ScanInputs, return_variance: bool) -> ScanOutput:
     if inputs.mask is not None:
         # Whatever stands in padding, even NaN, must not reach a gradient.
         q, k, v, lam_v = (x.masked_fill(~inputs.mask.unsqueeze(-1), 0.0) for x in (q, k, v, lam_v))
+    v = without_gaps(v, lam_v)
     state = KLAState(*belief)
     y, y_var = [v[:, :0]], [v[:, :0]]
     # unbind, not x[:, t]: the gradient of an index is as long as T, and there are T of them.
@@ -112,7 +113,7 @@ def reference_step(inputs: ScanInputs, *, return_variance: bool) -> ScanOutput:
     if inputs.mask is not None:
         blank = ~inputs.mask.unsqueeze(-1)
         q, k, v, lam_v = (x.masked_fill(blank, 0.0) for x in (q, k, v, lam_v))
-    phi, b = token_evidence(k, v, lam_v)
+    phi, b = token_evidence(k, without_gaps(v, lam_v), lam_v)
     state = moment.step(old, inputs.a_bar, inputs.p_bar, phi, b)
     if inputs.mask is not None:
         real = inputs.mask[:, None, None]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kalman_attention.filtering.evidence import without_gaps
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.ops.contract import CHUNK, ScanInputs
 
@@ -102,6 +103,7 @@ def to_rows(inputs: ScanInputs) -> Rows:
         return layout.gather(x if blank is None else x.masked_fill(blank, 0.0), dtype)
 
     q, k, v, lam_v = (gather(x) for x in inputs[:4])
+    v = without_gaps(v, lam_v)
     a_bar, p_bar, mean_0, variance_0 = (x.to(dtype) for x in inputs[4:8])
     state_0 = KLAState(mean_0, variance_0)
     return Rows(q, k, v, lam_v, a_bar, p_bar, state_0, real.view(*v.shape[:3], 1, 1), layout)
