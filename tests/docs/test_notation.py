@@ -57,8 +57,8 @@ def test_letters_in_ops_are_in_the_glossary(path):
 def exported_from(folder: str) -> list[str]:
     return [
         name
-        for name, thing in vars(kalman_attention).items()
-        if getattr(thing, "__module__", "").startswith(f"kalman_attention.{folder}")
+        for name in kalman_attention.__all__
+        if getattr(kalman_attention, name).__module__.startswith(f"kalman_attention.{folder}")
     ]
 
 
