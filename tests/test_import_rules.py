@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "tools": _MIXERS,
     "baselines": (*_MIXERS, "nn"),
     "models": ("_files", *_LAYERS),
-    "losses": ("_typing",),
+    "losses": ("_typing", "filtering.readout"),  # KLA+ samples as everyone does
     "tasks": ("_text", "_typing"),
     "data": (*_COMMON, "_text", "_typing", "reading"),
     "parallel": (*_LAYERS, "models"),
@@ -126,6 +126,7 @@ def test_direction_of_import(module):
         ("ops.torch.rows", "from kalman_attention import kla_scan"),
         ("ops.checks", "def f():\n    import kalman_attention"),
         ("losses", "from kalman_attention import filtering"),
+        ("losses", "from kalman_attention.filtering.moment import KLAState"),
         ("cli.demo", "import matplotlib.pyplot as plt"),
         ("models.block", "from transformers import PreTrainedModel"),
         ("ops.torch.associative", "from torch.utils.cpp_extension import load"),

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from kalman_attention._typing import Values
+from kalman_attention.filtering.readout import sample_readout
 
 Decoder = Callable[..., Tensor]
 """From read-outs ``[..., T, D]`` (and the context there) to logits ``[..., T, V]``."""
@@ -119,8 +120,7 @@ def marginal_nll(
 
     def nll(start: int, y: Tensor, y_var: Tensor, targets: Tensor, *context: Tensor) -> Tensor:
         noise = _noise(seeds, start, num_samples, y)
-        samples = (y + _safe_sqrt(y_var) * noise).to(y.dtype)  # [S, B, chunk, D]
-        logits = decoder(samples, *context)
+        logits = decoder(sample_readout(y, y_var, noise), *context)  # [S, B, chunk, V]
         nonlocal vocab_size
         vocab_size = logits.shape[-1]
         log_p = -_cross_entropy(logits, targets, ignore_index)
@@ -196,12 +196,6 @@ def _noise(seeds: list[int], start: int, num_samples: int, y: Tensor) -> Tensor:
         for seed in seeds[first:end]
     ]
     return torch.cat(blocks, dim=2).narrow(2, start - first * _NOISE_BLOCK, length)
-
-
-def _safe_sqrt(x: Tensor) -> Tensor:
-    """Square root with gradient 0, not infinity, at 0."""
-    positive = x > 0
-    return torch.where(positive, torch.where(positive, x, 1.0).sqrt(), 0.0)
 
 
 def _check(y: Tensor, targets: Tensor, chunk_size: int, reduction: str) -> None:

@@ -1,6 +1,7 @@
 """From belief to output: what the query asks of it (``eq:readout``, ``alg:kla``)."""
 
 import torch
+from torch import Tensor
 
 from kalman_attention._typing import Belief, Keys, Values
 
@@ -13,3 +14,19 @@ def read_mean(q: Keys, mean: Belief) -> Values:
 def read_variance(q: Keys, variance: Belief) -> Values:
     """Posterior variance of y = sum_n q_n z_n: sum_n q_n^2 / lam_n, ``[..., D]``."""
     return torch.einsum("...n,...nd->...d", q * q, variance)
+
+
+def sample_readout(y: Values, y_var: Values, noise: Tensor) -> Values:
+    """Draws from the posterior of the read-out: y + sqrt(y_var) noise.
+
+    Differentiable in mean and variance. Where the variance is exactly 0 there is no draw to take,
+    and its gradient is 0, not the infinite slope of the root.
+
+    Args:
+        y: posterior means, ``[..., D]``.
+        y_var: posterior variances, ``[..., D]``.
+        noise: standard normal numbers; leading axes broadcast, ``[S, ..., D]``.
+    """
+    unsure = y_var > 0
+    spread = torch.where(unsure, torch.where(unsure, y_var, 1.0).sqrt(), 0.0)
+    return (y + spread * noise).to(y.dtype)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kalman_attention._typing import Mask, Values
+from kalman_attention.filtering.readout import sample_readout
 from kalman_attention.models.output import ModelReadout, PosteriorReadout, Writer
 from kalman_attention.nn.kla import KLA, Readout
 from kalman_attention.ops.kla_scan import kla_scan
@@ -109,7 +110,7 @@ def draw(
     """Posterior samples, ``[S, ...]``."""
     shape = (num_samples, *mean.shape)
     noise = torch.randn(shape, dtype=mean.dtype, device=mean.device, generator=generator)
-    return torch.addcmul(mean, variance.sqrt(), noise)
+    return sample_readout(mean, variance, noise)
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from kalman_attention._typing import Keys, Mask, Precisions, Values
 from kalman_attention.filtering.moment import KLAState
+from kalman_attention.filtering.readout import sample_readout
 from kalman_attention.nn.config import KLALayerConfig
 from kalman_attention.nn.context import Context
 from kalman_attention.nn.links import value_precision
@@ -77,9 +78,7 @@ class Readout(NamedTuple):
             raise ValueError("there is no variance to sample with: read(..., return_variance=True)")
         mean, variance = self.mean, self.variance
         noise = torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
-        # Where there is no doubt there is no sample, and no infinite slope of the root either.
-        spread = torch.where(variance > 0, variance, 1.0).sqrt()
-        return torch.addcmul(mean, torch.where(variance > 0, spread, 0.0), noise)
+        return sample_readout(mean, variance, noise)
 
 
 class KLA(nn.Module):
