@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from kalman_attention import KLALayerConfig, LanguageModel, LanguageModelConfig
+from kalman_attention import KLAConfig, LanguageModel, LanguageModelConfig
 
 
 def milliseconds(run) -> float:
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--backend", default="inductor")
     backend = parser.parse_args().backend
     torch.manual_seed(0)
-    kla = KLALayerConfig(d_model=128, d_state=8)
+    kla = KLAConfig(d_model=128, d_state=8)
     model = LanguageModel(LanguageModelConfig(vocab_size=256, d_model=128, plan="kla*2", kla=kla))
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     tokens = torch.randint(256, (4, 128))

@@ -6,7 +6,7 @@ import tempfile
 import torch
 from transformers import AutoModelForCausalLM
 
-from kalman_attention.hf import KLAConfig, KLAForCausalLM  # the import registers the Auto classes
+from kalman_attention.hf import KLAForCausalLM, KLAHFConfig  # the import registers the Auto classes
 
 
 def main() -> None:
@@ -16,7 +16,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)  # small tensors: more threads only wait for each other
-    config = KLAConfig(
+    config = KLAHFConfig(
         vocab_size=256,
         hidden_size=64,
         state_size=8,

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import Trainer, TrainingArguments
 
-from kalman_attention.hf import KLAConfig, KLAForCausalLM
+from kalman_attention.hf import KLAForCausalLM, KLAHFConfig
 
 LENGTH = 96
 
@@ -37,7 +37,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)  # small tensors: more threads only wait for each other
     size = {"vocab_size": 256, "hidden_size": 96, "state_size": 8, "num_hidden_layers": 2}
-    config = KLAConfig(**size, loss=args.loss)
+    config = KLAHFConfig(**size, loss=args.loss)
     arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(),
         max_steps=args.steps,

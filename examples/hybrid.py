@@ -7,7 +7,7 @@ import argparse
 
 import torch
 
-from kalman_attention import KLALayerConfig, LanguageModel, LanguageModelConfig
+from kalman_attention import KLAConfig, LanguageModel, LanguageModelConfig
 
 KEYS, PAIRS = 8, 4
 
@@ -24,7 +24,7 @@ def batch(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 def train(plan: str, steps: int) -> tuple[float, int]:
     """Accuracy of the recalled value, and the size of the model."""
     torch.manual_seed(0)
-    kla = KLALayerConfig(d_model=64, d_state=8)
+    kla = KLAConfig(d_model=64, d_state=8)
     model = LanguageModel(
         LanguageModelConfig(vocab_size=2 * KEYS, d_model=64, plan=plan, kla=kla, mlp="swiglu")
     )

@@ -6,7 +6,7 @@ A tiny regressor predicts the next value of a noisy sine. The layer's state make
 import torch
 from torch import Tensor, nn
 
-from kalman_attention import KLA, KLALayerConfig
+from kalman_attention import KLA
 
 
 class Forecaster(nn.Module):
@@ -15,12 +15,12 @@ class Forecaster(nn.Module):
     def __init__(self, width: int = 32) -> None:
         super().__init__()
         self.encode = nn.Linear(1, width)
-        self.mix = KLA(KLALayerConfig(d_model=width, d_state=8))
+        self.filter = KLA(d_model=width, d_state=8)
         self.decode = nn.Linear(width, 1)
 
     def forward(self, x: Tensor, state=None):
         """Predictions, and the state to go on from."""
-        y, _, state = self.mix(h := self.encode(x), state)
+        y, _, state = self.filter.mix(h := self.encode(x), state)
         return self.decode(h + y), state
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from kalman_attention import KLALayerConfig, LanguageModel, LanguageModelConfig
+from kalman_attention import KLAConfig, LanguageModel, LanguageModelConfig
 from kalman_attention.parallel import Parallel, from_environment
 from kalman_attention.plots.files import save_figure
 from kalman_attention.plots.scale_out import plot_scale_out
@@ -24,7 +24,7 @@ def train(folder: Path, steps: int, parallel: Parallel | None) -> list[float]:
     text = b"".join(path.read_bytes() for path in files)[: 257 * 4096]
     rows = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().view(-1, 257)
     torch.manual_seed(0)
-    kla = KLALayerConfig(d_model=64, d_state=8)
+    kla = KLAConfig(d_model=64, d_state=8)
     model = LanguageModel(LanguageModelConfig(vocab_size=256, d_model=64, plan="kla*2", kla=kla))
     config = TrainConfig(max_steps=steps, lr=2e-3, clip=1.0, log_every=1, threads=1)
     batches = TensorBatches([rows], batch_size=8)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from kalman_attention import KLALayerConfig, LanguageModel, LanguageModelConfig, save_model
+from kalman_attention import KLAConfig, LanguageModel, LanguageModelConfig, save_model
 from kalman_attention.train.optim import Rates, param_groups
 
 
@@ -28,7 +28,7 @@ def main() -> None:
     torch.set_num_threads(1)  # small tensors: more threads only wait for each other
     data = corpus()
     config = LanguageModelConfig(
-        vocab_size=256, d_model=96, plan="kla*2", kla=KLALayerConfig(d_model=96, d_state=8)
+        vocab_size=256, d_model=96, plan="kla*2", kla=KLAConfig(d_model=96, d_state=8)
     )
     model = LanguageModel(config)
     rates = Rates(embedding=5e-3, head=5e-3, hidden=5e-3, vector=5e-3)

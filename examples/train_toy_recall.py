@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from kalman_attention import KLALayerConfig, LanguageModel, LanguageModelConfig
+from kalman_attention import KLAConfig, LanguageModel, LanguageModelConfig
 from kalman_attention.train import StreamBatches, TrainConfig, fit, token_evaluation, token_loss
 
 KEYS = VALUES = 8
@@ -34,7 +34,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     options = LanguageModelConfig(
-        vocab_size=KEYS + VALUES, d_model=64, plan="kla", kla=KLALayerConfig(d_model=64, d_state=8)
+        vocab_size=KEYS + VALUES, d_model=64, plan="kla", kla=KLAConfig(d_model=64, d_state=8)
     )
     config = TrainConfig(
         max_steps=args.steps, lr=5e-3, clip=5.0, schedule="cosine",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from kalman_attention import KLALayerConfig, LanguageModel, LanguageModelConfig
+from kalman_attention import KLAConfig, LanguageModel, LanguageModelConfig
 from kalman_attention.evaluation.uncertainty import attention_maps, format_table, token_table
 
 LETTERS = "abcdefgh"
@@ -28,7 +28,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)  # small tensors: more threads only wait for each other
-    kla = KLALayerConfig(d_model=48, d_state=8, diffusion=0.5)
+    kla = KLAConfig(d_model=48, d_state=8, diffusion=0.5)
     config = LanguageModelConfig(vocab_size=len(LETTERS), d_model=48, plan="kla*2", kla=kla)
     model = LanguageModel(config)
     optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3)

@@ -35,16 +35,19 @@ if _TYPE_CHECKING:
     # models
     from kalman_attention.models.config import LanguageModelConfig as LanguageModelConfig
     from kalman_attention.models.language_model import LanguageModel as LanguageModel
+    from kalman_attention.models.mixers import register_mixer as register_mixer
     from kalman_attention.models.output import ModelOutput as ModelOutput
     from kalman_attention.models.presets import preset as preset
     from kalman_attention.models.storage import load_model as load_model
     from kalman_attention.models.storage import save_model as save_model
 
     # nn
-    from kalman_attention.nn.config import KLALayerConfig as KLALayerConfig
+    from kalman_attention.nn.config import KLAConfig as KLAConfig
     from kalman_attention.nn.kla import KLA as KLA
     from kalman_attention.nn.kla import LayerState as LayerState
     from kalman_attention.nn.mixer import LayerOutput as LayerOutput
+    from kalman_attention.nn.mixer import Mixer as Mixer
+    from kalman_attention.nn.readout import Readout as Readout
 
     # ops
     from kalman_attention.ops.checks import value_checks as value_checks
@@ -78,14 +81,17 @@ _HOMES = {
     "posterior_mean_cross_entropy": "losses",
     "LanguageModelConfig": "models.config",
     "LanguageModel": "models.language_model",
+    "register_mixer": "models.mixers",
     "ModelOutput": "models.output",
     "preset": "models.presets",
     "load_model": "models.storage",
     "save_model": "models.storage",
-    "KLALayerConfig": "nn.config",
+    "KLAConfig": "nn.config",
     "KLA": "nn.kla",
     "LayerState": "nn.kla",
     "LayerOutput": "nn.mixer",
+    "Mixer": "nn.mixer",
+    "Readout": "nn.readout",
     "value_checks": "ops.checks",
     "ScanOutput": "ops.contract",
     "use_engine": "ops.engines",

@@ -7,10 +7,10 @@
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from kalman_attention.models.hf.configuration_kla import KLAConfig as KLAConfig
+from kalman_attention.models.hf.configuration_kla import KLAHFConfig as KLAHFConfig
 from kalman_attention.models.hf.modeling_kla import KLAForCausalLM as KLAForCausalLM
 from kalman_attention.models.hf.modeling_kla import KLAModel as KLAModel
 
-AutoConfig.register(KLAConfig.model_type, KLAConfig, exist_ok=True)
-AutoModel.register(KLAConfig, KLAModel, exist_ok=True)
-AutoModelForCausalLM.register(KLAConfig, KLAForCausalLM, exist_ok=True)
+AutoConfig.register(KLAHFConfig.model_type, KLAHFConfig, exist_ok=True)
+AutoModel.register(KLAHFConfig, KLAModel, exist_ok=True)
+AutoModelForCausalLM.register(KLAHFConfig, KLAForCausalLM, exist_ok=True)

@@ -32,7 +32,7 @@ def test_is_softmax_attention(qk_norm, rotary_base):
     scores = torch.einsum("bthc,bshc->bhts", q, k) / 8**0.5
     scores = scores.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf).softmax(-1)
     y = torch.einsum("bhts,bshc->bthc", scores, v).flatten(2)
-    torch.testing.assert_close(layer(x).y, layer.out_proj(y), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(layer.mix(x).y, layer.out_proj(y), rtol=1e-5, atol=1e-6)
 
 
 def test_rotary_positions_are_relative():
@@ -52,17 +52,17 @@ def test_rotary_positions_are_relative():
 def test_any_chunks_equal_the_whole(options, capacity, sizes):
     layer, x = make(**options), tokens(2, sum(sizes))
     with torch.no_grad():
-        whole = layer(x).y
+        whole = layer.mix(x).y
         state, parts = layer.init_state(2, capacity=capacity), []
         for part in x.split(sizes, 1):
-            found = layer(part, state)
+            found = layer.mix(part, state)
             state = found.state
             parts.append(found.y)
         torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-6)
         more = tokens(2, 1, seed=7)
         stepped = layer.step(more[:, 0], state).y
         torch.testing.assert_close(
-            stepped, layer(torch.cat([x, more], 1)).y[:, -1], rtol=1e-5, atol=1e-6
+            stepped, layer.mix(torch.cat([x, more], 1)).y[:, -1], rtol=1e-5, atol=1e-6
         )
 
 
@@ -70,15 +70,15 @@ def test_any_chunks_equal_the_whole(options, capacity, sizes):
 @given(real=st.lists(st.booleans(), min_size=1, max_size=8), warm=st.integers(0, 3))
 def test_padding_anywhere_is_not_seen(real, warm):
     layer, mask = make(), torch.tensor([real])
-    state = layer(tokens(1, warm, seed=4)).state
+    state = layer.mix(tokens(1, warm, seed=4)).state
     x = tokens(1, len(real)).masked_fill(~mask.unsqueeze(-1), torch.nan)
-    found = layer(x, state, mask)
-    alone = layer(x[:, mask[0]], state)
+    found = layer.mix(x, state, mask)
+    alone = layer.mix(x[:, mask[0]], state)
     torch.testing.assert_close(found.y[:, mask[0]], alone.y, rtol=1e-5, atol=1e-6)
     assert bool((found.y[:, ~mask[0]] == 0).all())
     after = tokens(1, 2, seed=5)
     torch.testing.assert_close(
-        layer(after, found.state).y, layer(after, alone.state).y, rtol=1e-5, atol=1e-6
+        layer.mix(after, found.state).y, layer.mix(after, alone.state).y, rtol=1e-5, atol=1e-6
     )
 
 
@@ -88,8 +88,8 @@ def test_packed_documents_are_isolated(lengths):
     layer = make()
     x = tokens(1, sum(lengths)).requires_grad_()
     borders = torch.tensor([0, *lengths]).cumsum(0)
-    packed = layer(x, cu_seqlens=borders)
-    alone = [layer(document) for document in x.split(lengths, 1)]
+    packed = layer.mix(x, cu_seqlens=borders)
+    alone = [layer.mix(document) for document in x.split(lengths, 1)]
     y = torch.cat([found.y for found in alone], 1)
     torch.testing.assert_close(packed.y, y, rtol=1e-5, atol=1e-6)
     assert packed.state.seen.tolist() == lengths
@@ -105,22 +105,22 @@ def test_order_is_seen_through_positions_only(rotary_base):
     # The last token sees all others: without positions their order does not matter.
     layer, x = make(rotary_base=rotary_base), tokens(1, 6)
     shuffled = torch.cat([x[:, [3, 0, 4, 1, 2]], x[:, 5:]], 1)
-    same = torch.allclose(layer(x).y[:, -1], layer(shuffled).y[:, -1], rtol=1e-4, atol=1e-6)
+    same = torch.allclose(layer.mix(x).y[:, -1], layer.mix(shuffled).y[:, -1], rtol=1e-4, atol=1e-6)
     assert same == (rotary_base is None)
 
 
 def test_a_functional_cache_can_be_branched():
     layer, x = make(), tokens(1, 4)
-    state = layer(x).state
+    state = layer.mix(x).state
     first, second = tokens(1, 1, seed=2), tokens(1, 1, seed=3)
-    before = layer(second, state).y
-    layer(first, state)
-    torch.testing.assert_close(layer(second, state).y, before)
+    before = layer.mix(second, state).y
+    layer.mix(first, state)
+    torch.testing.assert_close(layer.mix(second, state).y, before)
 
 
 def test_short_types():
     layer = make().bfloat16()
-    assert layer(tokens(1, 4).bfloat16()).y.dtype == torch.bfloat16
+    assert layer.mix(tokens(1, 4).bfloat16()).y.dtype == torch.bfloat16
 
 
 def test_refusals():
@@ -129,5 +129,5 @@ def test_refusals():
     with pytest.raises(ValueError, match="rotary_base=None"):
         AttentionConfig(d_model=15, num_heads=3)
     assert AttentionConfig(d_model=15, num_heads=3, rotary_base=None).head_dim == 5
-    with pytest.raises(ValueError, match="B must be 1"):
+    with pytest.raises(ValueError, match="into one row, but the batch has 2 rows"):
         make()(tokens(2, 4), cu_seqlens=torch.tensor([0, 4]))

@@ -65,7 +65,7 @@ def test_layer_around_the_public_recurrence():
     y, _ = naive("gla").naive_recurrent_gla(*heads, log_alpha.reshape(2, 70, 4, -1))
     y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer.norm.weight
     y = (y.flatten(2) * nn.functional.silu(x @ gates.T)) @ layer.out_proj.weight.T
-    torch.testing.assert_close(layer(x).y, y, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(layer(x), y, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

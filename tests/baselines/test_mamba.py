@@ -45,7 +45,7 @@ def by_hand(layer, x):
         dt = torch.log1p(torch.exp(low @ w["dt_proj.weight"].T + w["state_space.raw_dt"]))
         decay = torch.exp(dt.unsqueeze(-1) * A)
         h = decay * h + (dt * u).unsqueeze(-1) * b.unsqueeze(1)
-        y = (h * cc.unsqueeze(1)).sum(-1) + w["skip"] * u
+        y = (h * cc.unsqueeze(1)).sum(-1) + w["skip.weight"] * u
         g = gate[:, t]
         out.append((y * g * torch.sigmoid(g)) @ w["out_proj.weight"].T)
     return torch.stack(out, 1) if out else x
@@ -60,7 +60,7 @@ def test_is_the_published_recurrence_with_gradients(T):
     x = tokens(2, T).double().requires_grad_()
     leaves = [x, *layer.parameters()]
     weight = tokens(2, T, seed=3).double()
-    found, expected = layer(x).y, by_hand(layer, x)
+    found, expected = layer.mix(x).y, by_hand(layer, x)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     if T == 0:
         return
@@ -79,7 +79,7 @@ def test_engines_agree_with_state_and_gradients(monkeypatch, T, dtype):
 
     def run(scan):
         monkeypatch.setattr(module, "linear_scan", scan)
-        found = layer(x, state)
+        found = layer.mix(x, state)
         loss = (found.y * tokens(2, T, seed=3)).sum() + found.state.hidden.square().sum()
         gradients = torch.autograd.grad(
             loss + 0.0 * found.state.conv.sum(), leaves, materialize_grads=True
@@ -100,10 +100,10 @@ def test_engines_agree_with_state_and_gradients(monkeypatch, T, dtype):
 def test_chunks_and_steps_equal_one_pass(sizes, steps):
     layer, n = make(), sum(sizes)
     x = tokens(2, n + steps)
-    whole = layer(x)
+    whole = layer.mix(x)
     state, ys = None, []
     for part in x[:, :n].split(sizes, 1):
-        y, _, state = layer(part, state)
+        y, _, state = layer.mix(part, state)
         ys.append(y)
     for t in range(n, n + steps):
         y, _, state = layer.step(x[:, t], state)
@@ -114,7 +114,7 @@ def test_chunks_and_steps_equal_one_pass(sizes, steps):
 
 def test_init_state_is_the_default():
     layer, x = make(), tokens(2, 5)
-    torch.testing.assert_close(layer(x, layer.init_state(2, capacity=9)).y, layer(x).y)
+    torch.testing.assert_close(layer.mix(x, layer.init_state(2, capacity=9)).y, layer.mix(x).y)
 
 
 @settings(max_examples=20, deadline=None)
@@ -123,12 +123,12 @@ def test_init_state_is_the_default():
 )
 def test_padding_on_either_side_changes_nothing(left, right, length, cold):
     layer, x = make(), tokens(2, length)
-    state = None if cold else layer(tokens(2, 3, seed=5)).state
-    alone = layer(x, state)
+    state = None if cold else layer.mix(tokens(2, 3, seed=5)).state
+    alone = layer.mix(x, state)
     padded = torch.nn.functional.pad(x, (0, 0, left, right), value=torch.nan)
     mask = torch.zeros(2, left + length + right, dtype=torch.bool)
     mask[:, left : left + length] = True
-    found = layer(padded, state, mask)
+    found = layer.mix(padded, state, mask)
     torch.testing.assert_close(found.y[:, left : left + length], alone.y, **CLOSE)
     torch.testing.assert_close(found.state, alone.state, **CLOSE)
     assert bool((found.y[~mask] == 0).all())
@@ -137,9 +137,9 @@ def test_padding_on_either_side_changes_nothing(left, right, length, cold):
 def test_padding_inside_a_row_and_its_gradient():
     layer, x = make(), tokens(2, 6).requires_grad_()
     mask = torch.tensor([[True, False, True, True, False, True], [False] * 5 + [True]])
-    found = layer(x, mask=mask)
+    found = layer.mix(x, mask=mask)
     for i in range(2):
-        alone = layer(x[i : i + 1, mask[i]])
+        alone = layer.mix(x[i : i + 1, mask[i]])
         torch.testing.assert_close(found.y[i, mask[i]], alone.y[0], **CLOSE)
         torch.testing.assert_close(found.state.hidden[i], alone.state.hidden[0], **CLOSE)
     found.y.square().sum().backward()
@@ -150,7 +150,7 @@ def test_padding_inside_a_row_and_its_gradient():
 def test_step_with_mask():
     layer, x = make(), tokens(3, 5)
     mask = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1, 0, 0, 1, 0]]).bool()
-    whole, state = layer(x, mask=mask), layer.init_state(3)
+    whole, state = layer.mix(x, mask=mask), layer.init_state(3)
     for t in range(5):
         y, _, state = layer.step(x[:, t], state, mask=mask[:, t])
         torch.testing.assert_close(y, whole.y[:, t], **CLOSE)
@@ -162,11 +162,11 @@ def test_step_with_mask():
 def test_packed_equals_separate_with_gradients(lengths, cold):
     layer, x = make(), tokens(1, sum(lengths))
     borders, weight = torch.tensor([0, *lengths]).cumsum(0), tokens(1, sum(lengths), seed=3)
-    state = None if cold else layer(tokens(len(lengths), 4, seed=6)).state
+    state = None if cold else layer.mix(tokens(len(lengths), 4, seed=6)).state
     rows = range(len(lengths))
     each = [None if cold else module.MambaState(*(z[i : i + 1] for z in state)) for i in rows]
-    packed = layer(x, state, cu_seqlens=borders)
-    alone = [layer(*pair) for pair in zip(x.split(lengths, 1), each, strict=True)]
+    packed = layer.mix(x, state, cu_seqlens=borders)
+    alone = [layer.mix(*pair) for pair in zip(x.split(lengths, 1), each, strict=True)]
     y = torch.cat([found.y for found in alone], 1)
     hidden = torch.cat([found.state.hidden for found in alone])
     torch.testing.assert_close(packed.y, y, **CLOSE)
@@ -189,17 +189,17 @@ def test_short_types_keep_the_dynamics():
     assert {p.dtype for p in short.state_space.parameters()} == {torch.float32}
     assert short.in_proj.weight.dtype == torch.bfloat16
     assert torch.equal(short.state_space.raw_dt, layer.state_space.raw_dt)
-    found = short(x.bfloat16())
+    found = short.mix(x.bfloat16())
     assert found.y.dtype == torch.bfloat16
     assert found.state.hidden.dtype == torch.float32
-    torch.testing.assert_close(found.y.float(), layer(x).y, rtol=0.1, atol=0.02)
+    torch.testing.assert_close(found.y.float(), layer.mix(x).y, rtol=0.1, atol=0.02)
     stepped = short.step(x[:, 0].bfloat16(), found.state)
     assert stepped.y.dtype == torch.bfloat16
     assert stepped.state.hidden.dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
-        mixed = layer(x)
+        mixed = layer.mix(x)
     assert mixed.state.hidden.dtype == torch.float32
-    torch.testing.assert_close(mixed.y.float(), layer(x).y, rtol=0.1, atol=0.02)
+    torch.testing.assert_close(mixed.y.float(), layer.mix(x).y, rtol=0.1, atol=0.02)
     assert copy.deepcopy(layer).double().state_space.log_A.dtype == torch.float64
 
 
@@ -207,7 +207,7 @@ def published_start(layer):
     c, w = layer.config, dict(layer.named_parameters())
     rates = torch.arange(1.0, c.d_state + 1)
     torch.testing.assert_close(w["state_space.log_A"].exp(), rates[:, None].expand(-1, c.width))
-    assert bool((w["skip"] == 1).all())
+    assert bool((w["skip.weight"] == 1).all())
     dt = torch.nn.functional.softplus(w["state_space.raw_dt"]).detach()
     assert 1e-3 * 0.99 < float(dt.min()) < 2e-3
     assert 0.05 < float(dt.max()) < 0.1 * 1.01
@@ -232,7 +232,7 @@ def test_options():
     assert MambaConfig(d_model=100).rank == 7
     assert MambaConfig(d_model=100).width == 200
     layer = make(expand=1, conv_kernel=2, dt_rank=3)
-    assert layer(tokens(1, 3)).state.hidden.shape == (1, 4, D_MODEL)
+    assert layer.mix(tokens(1, 3)).state.hidden.shape == (1, 4, D_MODEL)
     assert layer.dt_proj.weight.shape == (D_MODEL, 3)
     assert make(expand=1.5).config.width == 18
     for bad, message in (
@@ -253,7 +253,7 @@ def test_parameter_groups():
         "dt_proj.weight": "hidden",
         "state_space.log_A": "state_space",
         "state_space.raw_dt": "state_space",
-        "skip": "vector",
+        "skip.weight": "vector",
         "out_proj.weight": "hidden",
     }
     assert group_names(make()) == expected
@@ -286,7 +286,7 @@ def test_it_learns_to_remember():
 def test_the_kernel_of_mamba_ssm_is_asked_only_where_it_can_serve(monkeypatch):
     # Without a GPU only the wiring can be tested, with a stand-in of the documented signature.
     layer, x = make(), tokens(2, 5)
-    expected = layer(x)
+    expected = layer.mix(x)
     asked = []
 
     def kernel(u, delta, A, B, C, D=None, z=None, return_last_state=False):
@@ -298,11 +298,11 @@ def test_the_kernel_of_mamba_ssm_is_asked_only_where_it_can_serve(monkeypatch):
     monkeypatch.setattr(mamba_kernels, "_kernel", lambda: kernel)
     assert not mamba_kernels.serves(x)
     monkeypatch.setattr(mamba_kernels, "serves", lambda u: u.shape[1] > 0)
-    found = layer(x)
+    found = layer.mix(x)
     torch.testing.assert_close(found.y, expected.y, **CLOSE)
     torch.testing.assert_close(found.state, expected.state, **CLOSE)
     assert asked == [(2, 2 * D_MODEL, 5)]
-    layer(x, expected.state)
-    layer(x, mask=torch.ones(2, 5, dtype=torch.bool))
-    layer(x[:1], cu_seqlens=torch.tensor([0, 2, 5]))
+    layer.mix(x, expected.state)
+    layer.mix(x, mask=torch.ones(2, 5, dtype=torch.bool))
+    layer.mix(x[:1], cu_seqlens=torch.tensor([0, 2, 5]))
     assert len(asked) == 1

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from kalman_attention import KLA, KLALayerConfig
+from kalman_attention import KLA, KLAConfig
 from kalman_attention.cli.bench import layer as bench_layer
 from kalman_attention.cli.bench import mixers as bench_mixers
 from kalman_attention.cli.main import main
@@ -31,10 +31,12 @@ def test_layer(tmp_path, capsys):
 
 
 def test_products_are_those_of_the_layer():
-    layer = KLA(KLALayerConfig(d_model=12, d_state=4, precision_rank=3))
+    layer = KLA(KLAConfig(d_model=12, d_state=4, precision_rank=3))
     products = bench_layer.Products(layer)
     assert {id(p) for p in products.parameters()} == {
-        id(p) for n, p in layer.named_parameters() if n.endswith(".weight") and "conv" not in n
+        id(p)
+        for n, p in layer.named_parameters()
+        if n.endswith("proj.weight") or n == "precision_up.weight"
     }
     shapes = [tuple(y.shape) for y in products(*products.inputs(2, 5))]
     assert shapes == [(2, 5, 24), (2, 5, 11), (2, 5, 12), (2, 5, 12)]

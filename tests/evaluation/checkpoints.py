@@ -2,7 +2,7 @@
 
 import torch
 
-from kalman_attention import AttentionConfig, KLALayerConfig, LanguageModel, LanguageModelConfig
+from kalman_attention import AttentionConfig, KLAConfig, LanguageModel, LanguageModelConfig
 from kalman_attention.data.tokenizer import train_tokenizer
 from kalman_attention.evaluation.checkpoint import save_checkpoint
 from tests.data.small import text
@@ -19,7 +19,7 @@ def model(plan="kla*2", seed=0, **options):
             vocab_size=300,
             d_model=16,
             plan=plan,
-            kla=KLALayerConfig(d_model=16, d_state=4),
+            kla=KLAConfig(d_model=16, d_state=4),
             attention=AttentionConfig(d_model=16, num_heads=2),
             embedding_std=1.0,
             **options,

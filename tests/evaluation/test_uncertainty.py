@@ -28,7 +28,7 @@ def test_attention_maps_give_the_read_out(block):
     x = model.embedding(ids)
     if block == -1:
         x = model.blocks[0](x).y
-    readout = model.blocks[block].hold(x).readout
+    readout = model.blocks[block](x, hold=True).readout
     v = readout.evidence.v[..., [3, 7]]
     y = torch.einsum("bcts,bsc->btc", maps, v)  # the unit prior has mean 0 and adds nothing
     torch.testing.assert_close(y, readout.mean[..., [3, 7]], rtol=1e-4, atol=1e-5)
@@ -36,5 +36,5 @@ def test_attention_maps_give_the_read_out(block):
 
 
 def test_attention_blocks_have_no_map():
-    with pytest.raises(ValueError, match="no Kalman attention map"):
+    with pytest.raises(ValueError, match="no Kalman map"):
         attention_maps(small("attention + kla"), text(1, 3), block=0, channels=[0])

@@ -4,7 +4,7 @@ import torch
 
 from kalman_attention import (
     AttentionConfig,
-    KLALayerConfig,
+    KLAConfig,
     LanguageModel,
     LanguageModelConfig,
     MambaConfig,
@@ -24,7 +24,7 @@ PLANS = {
 
 def small(plan="kla*2", seed=0, d_state=4, **options):
     torch.manual_seed(seed)
-    kla = KLALayerConfig(d_model=16, d_state=d_state, **options.pop("kla", {}))
+    kla = KLAConfig(d_model=16, d_state=d_state, **options.pop("kla", {}))
     config = LanguageModelConfig(
         vocab_size=VOCABULARY,
         d_model=16,

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy, gelu
 
 from kalman_attention import LanguageModelConfig, load_model, save_model
 from kalman_attention.models.autoencoder import Autoencoder, AutoencoderConfig, sinusoids
+from kalman_attention.models.block import BlockOutput
 from kalman_attention.models.config import MIXERS
 from kalman_attention.models.storage import load_autoencoder
 from kalman_attention.models.uncertainty import predictions
@@ -118,10 +119,14 @@ def test_marginal_loss_trains_everything(plan):
 
 def test_marginal_loss_without_doubt_is_the_mean_loss(monkeypatch):
     model, ids = small(), text(2, 9)
-    read = model.read(ids)
-    certain = read._replace(variance=torch.zeros_like(read.variance))
-    monkeypatch.setattr(model, "read", lambda _: certain)
-    torch.testing.assert_close(model.loss(ids, ids, kind="marginal"), model.loss(ids, ids))
+    expected, walk = model.loss(ids, ids), model.walk
+
+    def certain(*args, **options):
+        read = walk(*args, **options).readout
+        return BlockOutput(read.mean, (), read._replace(variance=torch.zeros_like(read.variance)))
+
+    monkeypatch.setattr(model, "walk", certain)
+    torch.testing.assert_close(model.loss(ids, ids, kind="marginal"), expected)
 
 
 def test_marginal_loss_needs_a_belief():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kalman_attention import (
-    KLALayerConfig,
+    KLAConfig,
     LanguageModel,
     LanguageModelConfig,
     MambaConfig,
@@ -118,7 +118,7 @@ def test_which_form_of_the_layer_meets_the_published_sizes():
     def worst(**options):
         misses = []
         for name, d_model, published in (("kla-45m", 496, 45e6), ("kla-180m", 1360, 180e6)):
-            kla = KLALayerConfig(d_model=d_model, d_state=32, **options)
+            kla = KLAConfig(d_model=d_model, d_state=32, **options)
             with torch.device("meta"):
                 model = LanguageModel(dataclasses.replace(preset(name), kla=kla))
             misses.append(abs(model.num_parameters() / published - 1.0))
@@ -143,7 +143,7 @@ def test_hybrid_replaces_only_the_last_attention():
             vocab_size=9,
             d_model=8,
             plan="(kla + attention)*2",
-            kla=KLALayerConfig(d_model=8, decay_rate=(1.0, 4.0)),
+            kla=KLAConfig(d_model=8, decay_rate=(1.0, 4.0)),
             logit_softcap=15.0,
         ),
         LanguageModelConfig(
@@ -161,7 +161,7 @@ def test_json_round_trip(config):
         ({"plan": "rnn*2"}, "out of kla, attention, mamba.*; got rnn"),
         ({"plan": ()}, "no block at all"),
         ({"mlp": "gelu"}, "must be one of none, swiglu, relu2"),
-        ({"kla": KLALayerConfig(d_model=4)}, "width of the residual stream"),
+        ({"kla": KLAConfig(d_model=4)}, "width of the residual stream"),
         ({"mamba": MambaConfig(d_model=4)}, "mamba.d_model is 4 but"),
     ],
 )

@@ -107,7 +107,7 @@ def test_reads_and_writes_the_posterior():
         logits = model.write(samples, *found.context)
         assert logits.shape == (3, 2, 6, VOCABULARY)
         assert bool((logits != model(ids).logits).any())
-        step = model.read_step(ids[:, 0], model.init_states(2))
+        step = model.read(ids[:, 0], states=model.init_states(2))
         torch.testing.assert_close(
             model.write(step.mean, *step.context), model(ids[:, :1]).logits[:, 0], **EXACT
         )
@@ -277,3 +277,24 @@ def test_a_bias_on_the_head_starts_at_zero_and_is_stored(tmp_path, tied):
     torch.testing.assert_close(with_bias(ids).logits, before + bias)
     save_model(with_bias, tmp_path)
     assert torch.equal(load_model(tmp_path).head.bias, bias)
+
+
+def test_wrong_tokens_are_refused_with_a_way_out():
+    model = small("attention + kla")
+    for call, message in (
+        (lambda: model(text(1, 5)[0]), r"must be \[B, T\], got \[5\].*unsqueeze\(0\)"),
+        (lambda: model.generate(text(1, 5)[0], max_new_tokens=2), r"unsqueeze\(0\)"),
+        (lambda: model(text(1, 5) + VOCABULARY), "outside the vocabulary of 37 tokens"),
+        (lambda: model(text(1, 5) - VOCABULARY), "outside the vocabulary of 37 tokens"),
+        (lambda: model.loss(text(1, 5) - 100, text(1, 5)), "outside the vocabulary"),
+        (lambda: model(text(1, 5).float()), "int64 or int32"),
+        (lambda: model(torch.randn(1, 5, 16)), r"must be \[B, T\], got \[1, 5, 16\]"),
+        (lambda: model(inputs_embeds=torch.randn(1, 5, 8)), "8 wide, but"),
+        (lambda: model(text(2, 5), mask=torch.ones(2, 4, dtype=torch.bool)), "mask is bool"),
+        (lambda: model.step(text(2, 5), model.init_states(2)), r"one token per row, \[B\]"),
+        (lambda: model.step(text(2, 1)[:, 0], None), "goes on from states"),
+        (lambda: model.read(text(2, 1)[:, 0]), "goes on from states"),
+        (lambda: model.loss(text(1, 5), text(1, 5), kind="median"), "'mean' or 'marginal'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -78,7 +78,7 @@ def test_read_and_write_are_forward(plan):
     model, ids = around(plan), text(2, 20)
     read, whole = model.read(ids), model(ids).logits
     torch.testing.assert_close(model.write(read.mean, *read.context), whole)
-    first = model.read_step(ids[:, 0], model.init_states(2))
+    first = model.read(ids[:, 0], states=model.init_states(2))
     torch.testing.assert_close(
         model.write(first.mean, *first.context), whole[:, 0], rtol=1e-4, atol=1e-5
     )
@@ -104,15 +104,16 @@ def test_no_target_counts():
 
 
 def without_doubt(model, monkeypatch):
-    read = model.read
+    walk = model.walk
 
     def certain(*args, **kwargs):
-        found = read(*args, **kwargs)
-        readout = found.held.readout
-        readout = readout._replace(variance=torch.zeros_like(readout.variance))
-        return found._replace(held=found.held._replace(readout=readout))
+        found = walk(*args, **kwargs)
+        if found.readout is None:
+            return found
+        sure = found.readout._replace(variance=torch.zeros_like(found.readout.variance))
+        return found._replace(readout=sure)
 
-    monkeypatch.setattr(model, "read", certain)
+    monkeypatch.setattr(model, "walk", certain)
 
 
 @pytest.mark.parametrize("scaffold", SCAFFOLDS)
@@ -199,7 +200,7 @@ def test_looking_inside():
         torch.testing.assert_close(ours, theirs)
     maps = attention_maps(model, ids, block=0, channels=[1, 5])
     # What is read is the sum of the values, each with its weight.
-    held = model.stack()[0].hold(model.embed(ids))
+    held = model.stack()[0](model.embed(ids), hold=True)
     torch.testing.assert_close(
         torch.einsum("bcts,bsc->btc", maps, held.readout.evidence.v[..., [1, 5]]),
         held.readout.mean[..., [1, 5]],
@@ -278,4 +279,4 @@ def test_a_decoder_of_the_same_width_may_be_tied():
 def test_transformers_has_no_place_for_it():
     words = pytest.importorskip("kalman_attention.models.hf.configuration_kla")
     with pytest.raises(ValueError, match="for synthetic tasks"):
-        words.KLAConfig.from_native(around().config)
+        words.KLAHFConfig.from_native(around().config)

@@ -4,7 +4,7 @@ import pytest
 
 from kalman_attention import (
     AttentionConfig,
-    KLALayerConfig,
+    KLAConfig,
     LanguageModel,
     LanguageModelConfig,
     MambaConfig,
@@ -28,7 +28,7 @@ PRINTED = {
 
 
 def test_by_hand():
-    kla = mixer_size("kla", KLALayerConfig(d_model=8, d_state=3))
+    kla = mixer_size("kla", KLAConfig(d_model=8, d_state=3))
     assert kla == ("kla", 2 * 64 + 5 * 8 + 8 * (8 + 6) + 3 * 3 * 8 + 8 + 64, 2 * 3 * 8, 3 * 8, 0)
     mamba = mixer_size("mamba", MambaConfig(d_model=8, d_state=3))
     parameters = 8 * 32 + 5 * 16 + 16 * 7 + 16 * 1 + 16 * 3 + 16 + 16 + 16 * 8

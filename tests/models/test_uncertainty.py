@@ -17,10 +17,10 @@ def test_gain_is_the_share_of_the_belief_replaced(options):
     layer = model.blocks[0].mixer
     found = layer.read(x)
     _, k, v, lam_v = found.evidence
-    state, shares = layer.prior.initial(2), []
+    (a_bar, p_bar, state), shares = layer.prior(2), []
     for t in range(7):
         phi, b = token_evidence(k[:, t], v[:, t], lam_v[:, t])
-        prior = moment.predict(state, *layer.prior())
+        prior = moment.predict(state, a_bar, p_bar)
         shares.append((1.0 - moment.retention(prior.variance, phi)).mean(1))
         state = moment.update(prior, phi, b)
     gain = kalman_gain(layer, found)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kalman_attention import KLA, KLALayerConfig, KLAState, LayerOutput, discretise, kla_scan_ref
+from kalman_attention import KLA, KLAConfig, KLAState, LayerOutput, discretise, kla_scan_ref
 
 D_MODEL = 12
 
@@ -30,7 +30,7 @@ VARIANTS = {
 
 def make(seed=0, **options):
     torch.manual_seed(seed)
-    layer = KLA(KLALayerConfig(d_model=D_MODEL, **{"d_state": 4, **options}))
+    layer = KLA(KLAConfig(d_model=D_MODEL, **{"d_state": 4, **options}))
     if layer.prior.mean_0 is not None:
         torch.nn.init.normal_(layer.prior.mean_0)
         torch.nn.init.normal_(layer.prior.log_variance_0)
@@ -49,11 +49,11 @@ def assert_same_state(found, expected, **tolerance):
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 def test_chunks_and_steps_equal_one_pass(options):
     layer, x = make(**options), tokens(2, 11)
-    whole = layer(x, return_variance=True)
+    whole = layer.mix(x, return_variance=True)
     assert isinstance(whole, LayerOutput)
     state, ys, variances = None, [], []
     for part in x[:, :8].split([3, 0, 1, 4], 1):
-        y, variance, state = layer(part, state, return_variance=True)
+        y, variance, state = layer.mix(part, state, return_variance=True)
         ys.append(y)
         variances.append(variance)
     for t in range(8, 11):
@@ -68,7 +68,7 @@ def test_chunks_and_steps_equal_one_pass(options):
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 def test_init_state_is_the_default(options):
     layer, x = make(**options), tokens(2, 5)
-    torch.testing.assert_close(layer(x, layer.init_state(2)).y, layer(x).y)
+    torch.testing.assert_close(layer.mix(x, layer.init_state(2)).y, layer.mix(x).y)
 
 
 def test_is_the_filter_between_two_projections():
@@ -78,9 +78,10 @@ def test_is_the_filter_between_two_projections():
     y, y_var, _ = kla_scan_ref(*found.evidence, *discretise(a, p, dt), return_variance=True)
     torch.testing.assert_close(found.mean, y)
     torch.testing.assert_close(found.variance, y_var)
-    gate = torch.nn.functional.silu(found.gate)
-    out = ((y + layer.skip * found.stream) * gate) @ layer.out_proj.weight.T
-    torch.testing.assert_close(layer(x).y, out)
+    stream, gate = found.context
+    y = (y + layer.skip.weight * stream) * torch.nn.functional.silu(gate)
+    out = y @ layer.out_proj.weight.T
+    torch.testing.assert_close(layer.mix(x).y, out)
     torch.testing.assert_close(found.evidence.k.norm(dim=-1), torch.ones(2, 7))
 
 
@@ -91,12 +92,12 @@ def test_is_the_filter_between_two_projections():
 def test_padding_on_either_side_changes_nothing(left, right, length, cold):
     layer = make(prior="learned")
     x = tokens(2, length)
-    state = None if cold else layer(tokens(2, 3, seed=5)).state
-    alone = layer(x, state, return_variance=True)
+    state = None if cold else layer.mix(tokens(2, 3, seed=5)).state
+    alone = layer.mix(x, state, return_variance=True)
     padded = torch.nn.functional.pad(x, (0, 0, left, right), value=torch.nan)
     mask = torch.zeros(2, left + length + right, dtype=torch.bool)
     mask[:, left : left + length] = True
-    found = layer(padded, state, mask, return_variance=True)
+    found = layer.mix(padded, state, mask, return_variance=True)
     real = slice(left, left + length)
     torch.testing.assert_close(found.y[:, real], alone.y, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found.variance[:, real], alone.variance, rtol=1e-5, atol=1e-6)
@@ -108,7 +109,7 @@ def test_padding_gets_no_gradient():
     layer = make()
     x = tokens(2, 6).requires_grad_()
     mask = torch.tensor([[False, False, True, True, True, True], [True] * 4 + [False] * 2])
-    found = layer(x, mask=mask, return_variance=True)
+    found = layer.mix(x, mask=mask, return_variance=True)
     (found.y.square().sum() + found.variance.sum()).backward()
     assert bool((x.grad[~mask] == 0).all())
     assert bool((x.grad[mask] != 0).any())
@@ -117,7 +118,7 @@ def test_padding_gets_no_gradient():
 def test_step_with_mask():
     layer, x = make(), tokens(3, 5)
     mask = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1, 0, 0, 1, 0]]).bool()
-    whole = layer(x, mask=mask)
+    whole = layer.mix(x, mask=mask)
     state = layer.init_state(3)
     for t in range(5):
         y, _, state = layer.step(x[:, t], state, mask=mask[:, t])
@@ -138,8 +139,8 @@ def test_packed_equals_separate_with_gradients(lengths):
         loss.backward()
         return [p.grad.clone() for p in layer.parameters()]
 
-    packed = layer(x, cu_seqlens=borders)
-    alone = [layer(document) for document in x.split(lengths, 1)]
+    packed = layer.mix(x, cu_seqlens=borders)
+    alone = [layer.mix(document) for document in x.split(lengths, 1)]
     y = torch.cat([found.y for found in alone], 1)
     torch.testing.assert_close(packed.y, y, rtol=1e-5, atol=1e-6)
     means = torch.cat([found.state.belief.mean for found in alone])
@@ -157,13 +158,15 @@ def test_packed_equals_separate_with_gradients(lengths):
 def test_batch_equals_singles():
     layer, x = make(), tokens(3, 6)
     for i, row in enumerate(x.split(1)):
-        torch.testing.assert_close(layer(x).y[i : i + 1], layer(row).y, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            layer.mix(x).y[i : i + 1], layer.mix(row).y, rtol=1e-5, atol=1e-6
+        )
 
 
 def test_every_parameter_learns():
     for options in VARIANTS.values():
         layer = make(**options)
-        found = layer(tokens(2, 9), return_variance=True)
+        found = layer.mix(tokens(2, 9), return_variance=True)
         (found.y.square().sum() + found.variance.sum()).backward()
         for name, parameter in layer.named_parameters():
             if parameter.requires_grad:
@@ -175,9 +178,9 @@ def test_every_parameter_learns():
 def test_the_variance_shrinks_with_evidence():
     layer = make(diffusion=0.01)
     x = tokens(1, 40)
-    belief = layer(x).state.belief
+    belief = layer.mix(x).state.belief
     assert bool((belief.variance < 1.0).all())
-    assert layer(x).variance is None
+    assert layer.mix(x).variance is None
 
 
 def test_dynamics_stay_float32():
@@ -208,10 +211,10 @@ def assert_rounded(found, exact):
 def test_short_weights_give_nearly_the_same():
     layer, x = make(), tokens(2, 20)
     short = copy.deepcopy(layer).bfloat16()
-    found = short(x.bfloat16(), return_variance=True)
+    found = short.mix(x.bfloat16(), return_variance=True)
     assert found.y.dtype == torch.bfloat16
     assert found.state.belief.mean.dtype == torch.float32
-    assert_rounded(found.y, layer(x).y)
+    assert_rounded(found.y, layer(x))
     y, _, state = short.step(x[:, 0].bfloat16(), found.state)
     assert y.dtype == torch.bfloat16
     assert state.belief.variance.dtype == torch.float32
@@ -220,17 +223,17 @@ def test_short_weights_give_nearly_the_same():
 def test_autocast():
     layer, x = make(), tokens(2, 20).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        found = layer(x)
+        found = layer.mix(x)
     assert found.state.belief.mean.dtype == torch.float32
-    assert_rounded(found.y, layer(x).y)
+    assert_rounded(found.y, layer(x))
     found.y.float().sum().backward()
     assert bool(x.grad.isfinite().all())
 
 
 def test_float64():
     layer, x = make().double(), tokens(2, 6).double()
-    assert layer(x).state.belief.mean.dtype == torch.float64
-    torch.testing.assert_close(layer(x).y, layer(x, layer.init_state(2)).y)
+    assert layer.mix(x).state.belief.mean.dtype == torch.float64
+    torch.testing.assert_close(layer.mix(x).y, layer.mix(x, layer.init_state(2)).y)
 
 
 def test_state_dict_round_trip():
@@ -239,7 +242,7 @@ def test_state_dict_round_trip():
     other.load_state_dict(layer.state_dict())
     assert other.prior.log_a.dtype == torch.float32
     x = tokens(1, 5).bfloat16()
-    torch.testing.assert_close(other(x).y, layer(x).y, rtol=0.0, atol=0.0)
+    torch.testing.assert_close(other(x), layer(x), rtol=0.0, atol=0.0)
 
 
 def test_cached_dynamics_follow_the_parameters():
@@ -262,7 +265,7 @@ def test_a_global_init_does_not_reach_the_dynamics():
     kept = {
         name: p.clone()
         for name, p in layer.named_parameters()
-        if name.startswith(("prior.", "conv.")) or name == "skip"
+        if name.startswith(("prior.", "conv.")) or name == "skip.weight"
     }
 
     def wipe(module):
@@ -296,8 +299,8 @@ def test_start_of_the_dynamics():
 def test_the_stationary_prior_is_left_unchanged_by_predict():
     for discretisation in ("ou", "zoh", "none"):
         prior = make(prior="stationary", discretisation=discretisation).prior
-        a_bar, p_bar = prior()
-        variance = prior.initial(1).variance[0]
+        a_bar, p_bar, belief = prior(1)
+        variance = belief.variance[0]
         torch.testing.assert_close(a_bar**2 * variance + p_bar, variance)
 
 
@@ -316,22 +319,22 @@ def test_the_stationary_prior_is_left_unchanged_by_predict():
 )
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
-        KLALayerConfig(d_model=8, **options)
+        KLAConfig(d_model=8, **options)
 
 
 def test_config_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        KLALayerConfig(d_model=8).d_state = 3
+        KLAConfig(d_model=8).d_state = 3
 
 
 def test_samples():
     layer, x = make(), tokens(1, 4)
     found = layer.read(x, return_variance=True)
     generator = torch.Generator().manual_seed(0)
-    draws = torch.stack([found.sample(generator) for _ in range(2000)])
+    draws = found.sample(2000, generator)
     torch.testing.assert_close(draws.mean(0), found.mean, rtol=0.0, atol=0.1)
     torch.testing.assert_close(draws.var(0), found.variance, rtol=0.2, atol=1e-3)
     certain = found._replace(variance=torch.zeros_like(found.variance))
-    assert torch.equal(certain.sample(), found.mean)
+    assert torch.equal(certain.sample(), found.mean.unsqueeze(0))
     with pytest.raises(ValueError, match="return_variance=True"):
         layer.read(x).sample()

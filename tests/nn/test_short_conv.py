@@ -103,7 +103,7 @@ def test_step_equals_forward():
     expected, last = conv(x, mask=mask)
     window = conv.init_window(3, x)
     for t in range(6):
-        y, window = conv.step(x[:, t], window, mask[:, t])
+        y, window = conv(x[:, t], window, mask[:, t])
         torch.testing.assert_close(y, expected[:, t])
     torch.testing.assert_close(window, last)
 
@@ -131,4 +131,4 @@ def test_without_a_bias():
     x, window = torch.randn(2, 5, 3), torch.randn(2, 3, 3)
     assert [name for name, _ in plain.named_parameters()] == ["weight"]
     torch.testing.assert_close(plain(x, window), biased(x, window))
-    torch.testing.assert_close(plain.step(x[:, 0], window), biased.step(x[:, 0], window))
+    torch.testing.assert_close(plain(x[:, 0], window), biased(x[:, 0], window))

@@ -11,7 +11,7 @@ import torch
 
 from kalman_attention import (
     KLA,
-    KLALayerConfig,
+    KLAConfig,
     KLAState,
     kla_scan,
     kla_scan_ref,
@@ -112,7 +112,7 @@ def test_use_engine_decides_what_auto_means(asked: list[str]) -> None:
 
 
 def test_use_engine_reaches_layers_and_compiled_graphs(asked: list[str]) -> None:
-    layer, x = KLA(KLALayerConfig(d_model=4, d_state=2)), torch.randn(1, 3, 4)
+    layer, x = KLA(KLAConfig(d_model=4, d_state=2)), torch.randn(1, 3, 4)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for name in ("associative", "mobius"):
         asked.clear()
@@ -123,13 +123,13 @@ def test_use_engine_reaches_layers_and_compiled_graphs(asked: list[str]) -> None
 
 
 def test_a_layer_runs_the_engine_of_its_options(asked: list[str]) -> None:
-    layer = KLA(KLALayerConfig(d_model=4, d_state=2, engine="associative"))
+    layer = KLA(KLAConfig(d_model=4, d_state=2, engine="associative"))
     with torch.no_grad():
         state = layer(torch.randn(1, 3, 4)).state
         layer.step(torch.randn(1, 4), state)
     assert asked == ["associative", "associative"]
     with pytest.raises(ValueError, match="engine must be one of None, 'auto'"):
-        KLALayerConfig(d_model=4, engine="cud")
+        KLAConfig(d_model=4, engine="cud")
 
 
 def endless(T: int) -> list[torch.Tensor]:

@@ -5,7 +5,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from kalman_attention import KLA, KLALayerConfig, KLAState, kla_scan_ref
+from kalman_attention import KLA, KLAConfig, KLAState, kla_scan_ref
 from kalman_attention.parallel.context import RankContext, split_sequences
 from kalman_attention.parallel.ranks import Parallel
 from tests.models.small import small, text
@@ -112,7 +112,7 @@ def gradients(module, group, *, spread):
 def layer(ranks, T, seed, *, masked=False, kernel=4, **options):
     group = ranks.sharing
     torch.manual_seed(seed)
-    config = KLALayerConfig(d_model=6, d_state=3, conv_kernel=kernel, **options)
+    config = KLAConfig(d_model=6, d_state=3, conv_kernel=kernel, **options)
     kla = KLA(config).double()
     x = torch.randn(2, T, 6, dtype=torch.float64)
     mask = torch.rand(2, T) > 0.4 if masked else None
@@ -120,7 +120,7 @@ def layer(ranks, T, seed, *, masked=False, kernel=4, **options):
     begin, end = pieces[group.rank]
 
     def run(x, mask):
-        out = kla(x, None, mask, return_variance=True)
+        out = kla.mix(x, None, mask, return_variance=True)
         return out, (torch.sin(out.y).sum() + torch.cos(out.variance).sum())
 
     whole = x.clone().requires_grad_()

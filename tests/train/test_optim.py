@@ -18,7 +18,7 @@ TABLE = {
     "blocks.0.mlp.in_proj.weight": "hidden",
     "blocks.0.mlp.out_proj.weight": "hidden",
     "blocks.1.norm.weight": "vector",
-    "blocks.1.mixer.skip": "vector",
+    "blocks.1.mixer.skip.weight": "vector",
     "blocks.1.mixer.in_proj.weight": "hidden",
     "blocks.1.mixer.conv.weight": "vector",
     "blocks.1.mixer.conv.bias": "vector",

@@ -1,13 +1,13 @@
 """Causal softmax attention: rotary positions and QK-norm on request, KV cache."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Mask
-from kalman_attention.nn.mixer import LayerOutput
+from kalman_attention.nn.mixer import LayerOutput, Mixer
 from kalman_attention.nn.norms import rms_norm
 from kalman_attention.nn.packing import mix_documents
 
@@ -72,27 +72,33 @@ class AttentionState(NamedTuple):
     length: int
 
 
-class Attention(nn.Module):
+class Attention(Mixer):
     """Causal multi-head softmax attention, with the interface of ``nn.KLA``.
 
     Args:
         config: options.
+        **fields: the same by name, as in ``Attention(d_model=64)``.
     """
 
-    def __init__(self, config: AttentionConfig) -> None:
-        super().__init__()
-        self.config = config
+    options: ClassVar[type[Any]] = AttentionConfig
+    config: AttentionConfig
+
+    def __init__(self, config: AttentionConfig | None = None, **fields: Any) -> None:
+        super().__init__(config, **fields)
+        config = self.config
         self.qkv_proj = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
         self.out_proj = nn.Linear(config.d_model, config.d_model, bias=False)
 
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> AttentionState:
+    def init_state(
+        self, batch_size: int, *, capacity: int = 0, like: Tensor | None = None
+    ) -> AttentionState:
         """An empty cache; with a capacity, room for so many tokens is set aside."""
-        like, c = self.qkv_proj.weight, self.config
+        like, c = self._like(like), self.config
         shape = (batch_size, c.heads, capacity, c.head_dim)
         seen = torch.zeros(batch_size, dtype=torch.int64, device=like.device)
         return AttentionState(like.new_zeros(shape), like.new_zeros(shape), None, seen, 0)
 
-    def forward(
+    def mix(
         self,
         x: Tensor,
         state: AttentionState | None = None,
@@ -101,13 +107,14 @@ class Attention(nn.Module):
         *,
         return_variance: bool = False,
     ) -> LayerOutput:
-        """Mix a sequence; arguments and result as for ``nn.KLA``. There is no variance."""
+        """Mix a piece of sequences, going on from ``state``; see ``Mixer``. No variance."""
+        self._check(x, mask, cu_seqlens)
         if cu_seqlens is not None:
-            return mix_documents(self, x, state, mask, cu_seqlens)
+            return mix_documents(self.mix, x, state, cu_seqlens)
         B, T, _ = x.shape
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
-        state = self.init_state(B) if state is None else state
+        state = self.init_state(B, like=x) if state is None else state
         q, k, v = self.qkv_proj(x).unflatten(-1, (3, self.config.heads, -1)).unbind(2)
         ordinal = torch.arange(T, device=x.device) if mask is None else mask.cumsum(1) - 1
         positions = state.seen.unsqueeze(1) + ordinal  # [B, T]
@@ -128,7 +135,8 @@ class Attention(nn.Module):
         return_variance: bool = False,
     ) -> LayerOutput:
         """One token, ``[B, d_model]`` (mask ``[B]``)."""
-        found = self(x.unsqueeze(1), state, None if mask is None else mask.unsqueeze(1))
+        self._check(x, mask, axes=2)
+        found = self.mix(x.unsqueeze(1), state, None if mask is None else mask.unsqueeze(1))
         return LayerOutput(found.y.squeeze(1), None, found.state)
 
     def _place(self, x: Tensor, positions: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ SiLU of an output gate, the output projection.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,12 @@ from kalman_attention.baselines.chunks import (
 from kalman_attention.baselines.fla_kernels import fla_kernel
 from kalman_attention.baselines.head_sizes import HeadSizes
 from kalman_attention.baselines.matrix_mixer import MatrixMixer
-from kalman_attention.nn.float32 import KeepsFloat32, widened, without_autocast
+from kalman_attention.nn.float32 import (
+    KeepsFloat32,
+    at_least_float32,
+    widened,
+    without_autocast,
+)
 from kalman_attention.nn.links import inverse_softplus, log_uniform
 from kalman_attention.nn.norms import RMSNorm, l2_norm
 from kalman_attention.nn.short_conv import ShortConv
@@ -99,11 +104,15 @@ class GatedDeltaNet(MatrixMixer):
 
     Args:
         config: options.
+        **fields: the same by name, as in ``GatedDeltaNet(d_model=64)``.
     """
 
-    def __init__(self, config: GatedDeltaNetConfig) -> None:
-        super().__init__()
-        self.config = config
+    options: ClassVar[type[Any]] = GatedDeltaNetConfig
+    config: GatedDeltaNetConfig
+
+    def __init__(self, config: GatedDeltaNetConfig | None = None, **fields: Any) -> None:
+        super().__init__(config, **fields)
+        config = self.config
         H = config.num_heads
         keys, values = H * config.key_dim, H * config.value_dim
         self._heads = [keys, keys, values]
@@ -114,11 +123,14 @@ class GatedDeltaNet(MatrixMixer):
         self.norm = RMSNorm(config.value_dim, config.norm_eps)
         self.out_proj = nn.Linear(values, config.d_model, bias=False)
 
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> GatedDeltaNetState:
+    def init_state(
+        self, batch_size: int, *, capacity: int = 0, like: Tensor | None = None
+    ) -> GatedDeltaNetState:
         """Zeros; the size does not depend on ``capacity``."""
-        c, like = self.config, self.decay.A_log
-        matrix = like.new_zeros(batch_size, c.num_heads, c.key_dim, c.value_dim)
-        return GatedDeltaNetState(self.conv.init_window(batch_size, self.in_proj.weight), matrix)
+        c, like = self.config, self._like(like)
+        shape = (batch_size, c.num_heads, c.key_dim, c.value_dim)
+        matrix = like.new_zeros(shape, dtype=at_least_float32(like.dtype))
+        return GatedDeltaNetState(self.conv.init_window(batch_size, like), matrix)
 
     def _mix(
         self, x: Tensor, state: GatedDeltaNetState, mask: Mask | None, *, parallel: bool

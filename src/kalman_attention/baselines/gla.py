@@ -11,7 +11,7 @@ root-mean-square norm per head, SiLU of the gate, the output projection.
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,12 @@ from kalman_attention.baselines.chunks import carry, chunk_size, from_chunks, sp
 from kalman_attention.baselines.fla_kernels import fla_kernel
 from kalman_attention.baselines.head_sizes import HeadSizes
 from kalman_attention.baselines.matrix_mixer import MatrixMixer
-from kalman_attention.nn.float32 import Float32Linear, widened, without_autocast
+from kalman_attention.nn.float32 import (
+    Float32Linear,
+    at_least_float32,
+    widened,
+    without_autocast,
+)
 from kalman_attention.nn.norms import RMSNorm
 
 
@@ -59,11 +64,15 @@ class GLA(MatrixMixer):
 
     Args:
         config: options.
+        **fields: the same by name, as in ``GLA(d_model=64)``.
     """
 
-    def __init__(self, config: GLAConfig) -> None:
-        super().__init__()
-        self.config = config
+    options: ClassVar[type[Any]] = GLAConfig
+    config: GLAConfig
+
+    def __init__(self, config: GLAConfig | None = None, **fields: Any) -> None:
+        super().__init__(config, **fields)
+        config = self.config
         keys, values = config.num_heads * config.key_dim, config.num_heads * config.value_dim
         self._split = [keys, keys, values, values]
         self.in_proj = nn.Linear(config.d_model, sum(self._split), bias=False)
@@ -72,10 +81,13 @@ class GLA(MatrixMixer):
         self.norm = RMSNorm(config.value_dim, config.norm_eps)
         self.out_proj = nn.Linear(values, config.d_model, bias=False)
 
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> GLAState:
+    def init_state(
+        self, batch_size: int, *, capacity: int = 0, like: Tensor | None = None
+    ) -> GLAState:
         """Zeros; the size does not depend on ``capacity``."""
-        c, like = self.config, self.decay_up.weight
-        return GLAState(like.new_zeros(batch_size, c.num_heads, c.key_dim, c.value_dim))
+        c, like = self.config, self._like(like)
+        shape = (batch_size, c.num_heads, c.key_dim, c.value_dim)
+        return GLAState(like.new_zeros(shape, dtype=at_least_float32(like.dtype)))
 
     def _mix(
         self, x: Tensor, state: GLAState, mask: Mask | None, *, parallel: bool

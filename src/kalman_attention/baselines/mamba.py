@@ -18,16 +18,16 @@ times shorter.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Belief, Dynamics, Keys, Mask, Values
 from kalman_attention.baselines import mamba_kernels
-from kalman_attention.nn.float32 import KeepsFloat32
+from kalman_attention.nn.float32 import KeepsFloat32, at_least_float32
 from kalman_attention.nn.links import inverse_softplus, log_uniform
-from kalman_attention.nn.mixer import LayerOutput
+from kalman_attention.nn.mixer import LayerOutput, Mixer, Skip
 from kalman_attention.nn.short_conv import ShortConv
 from kalman_attention.ops.linear_scan import LinearScanOutput, linear_scan
 
@@ -131,44 +131,46 @@ class StateSpace(KeepsFloat32):
 
     def forward(self, projected: Tensor) -> tuple[Values, Dynamics]:
         """Step sizes from their projection ``[..., D]``, and A; float64 where the tokens are."""
-        dtype = torch.float64 if projected.dtype == torch.float64 else torch.float32
+        dtype = at_least_float32(projected.dtype)
         dt = nn.functional.softplus(projected.to(dtype) + self.raw_dt.to(dtype))
         return dt, -torch.exp(self.log_A.to(dtype))
 
 
-class Mamba(nn.Module):
+class Mamba(Mixer):
     """Mamba's selective state space, with the interface of ``nn.KLA``.
 
     Args:
         config: options; ``MambaConfig(d_model=...)`` is the published block.
+        **fields: the same by name, as in ``Mamba(d_model=64)``.
     """
 
-    def __init__(self, config: MambaConfig) -> None:
-        super().__init__()
-        self.config = config
+    options: ClassVar[type[Any]] = MambaConfig
+    config: MambaConfig
+
+    def __init__(self, config: MambaConfig | None = None, **fields: Any) -> None:
+        super().__init__(config, **fields)
+        config = self.config
         d_model, D = config.d_model, config.width
         self._split = [config.rank, config.d_state, config.d_state]
+        self.skip = Skip(D)
         self.in_proj = nn.Linear(d_model, 2 * D, bias=False)
         self.conv = ShortConv(D, config.conv_kernel)
         self.select_proj = nn.Linear(D, sum(self._split), bias=False)
         # nn.Linear's own start, uniform within fan_in^-0.5, is the published one of this matrix.
         self.dt_proj = nn.Linear(config.rank, D, bias=False)
         self.state_space = StateSpace(config)
-        self.skip = nn.Parameter(torch.empty(D))
         self.out_proj = nn.Linear(D, d_model, bias=False)
-        self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Set the skip to 1; the modules inside start themselves."""
-        nn.init.ones_(self.skip)
-
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> MambaState:
+    def init_state(
+        self, batch_size: int, *, capacity: int = 0, like: Tensor | None = None
+    ) -> MambaState:
         """State before the first token; its size does not depend on ``capacity``."""
-        window = self.conv.init_window(batch_size, self.in_proj.weight)
-        log_A = self.state_space.log_A
-        return MambaState(window, log_A.new_zeros(batch_size, *log_A.shape))
+        like, c = self._like(like), self.config
+        shape, dtype = (batch_size, c.d_state, c.width), at_least_float32(like.dtype)
+        window = self.conv.init_window(batch_size, like)
+        return MambaState(window, like.new_zeros(shape, dtype=dtype))
 
-    def forward(
+    def mix(
         self,
         x: Tensor,
         state: MambaState | None = None,
@@ -177,7 +179,8 @@ class Mamba(nn.Module):
         *,
         return_variance: bool = False,
     ) -> LayerOutput:
-        """Mix a sequence; arguments and result as for ``nn.KLA``. There is no variance."""
+        """Mix a piece of sequences, going on from ``state``; see ``Mixer``. No variance."""
+        self._check(x, mask, cu_seqlens)
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)  # whatever stands in padding, even NaN
         stream, gate = self.in_proj(x).chunk(2, -1)  # [B, T, D] each
@@ -198,11 +201,12 @@ class Mamba(nn.Module):
         mask: Mask | None = None,
         return_variance: bool = False,
     ) -> LayerOutput:
-        """One token ``[B, d_model]`` (mask ``[B]``); equal to ``forward`` on a sequence of one."""
+        """One token ``[B, d_model]`` (mask ``[B]``); equal to ``mix`` on sequences of one."""
+        self._check(x, mask, axes=2)
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
         stream, gate = self.in_proj(x).chunk(2, -1)  # [B, D] each
-        u, window = self.conv.step(stream, state.conv, mask)
+        u, window = self.conv(stream, state.conv, mask)
         inputs, A = self.select(nn.functional.silu(u).unsqueeze(1))
         now = None if mask is None else mask.unsqueeze(1)
         y, hidden = self._scan(inputs, A, state.hidden, now, None)
@@ -217,8 +221,7 @@ class Mamba(nn.Module):
 
     def write(self, y: Values, u: Values, gate: Tensor) -> Tensor:
         """From the scan's output to the layer's: skip, gate, output projection."""
-        y = torch.addcmul(y, u, self.skip.to(y.dtype))
-        out: Tensor = self.out_proj(y * nn.functional.silu(gate))
+        out: Tensor = self.out_proj(self.skip(y, u) * nn.functional.silu(gate))
         return out
 
     def _scan(

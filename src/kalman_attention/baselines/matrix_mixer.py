@@ -2,21 +2,17 @@
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from kalman_attention._typing import Mask
-from kalman_attention.nn.mixer import LayerOutput
+from kalman_attention.nn.mixer import LayerOutput, Mixer
 from kalman_attention.nn.packing import mix_documents
 
 
-class MatrixMixer(nn.Module):
+class MatrixMixer(Mixer):
     """A mixer that is written once, for rows with padding; packing and steps follow from it."""
 
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
-        """State before the first token; its size does not depend on ``capacity``."""
-        raise NotImplementedError
-
-    def forward(
+    def mix(
         self,
         x: Tensor,
         state: Any = None,
@@ -25,21 +21,23 @@ class MatrixMixer(nn.Module):
         *,
         return_variance: bool = False,
     ) -> LayerOutput:
-        """Mix a sequence; arguments and result as for ``nn.KLA``. There is no variance."""
+        """Mix a piece of sequences, going on from ``state``; see ``Mixer``. No variance."""
+        self._check(x, mask, cu_seqlens)
         if cu_seqlens is not None:
-            return mix_documents(self, x, state, mask, cu_seqlens)
+            return mix_documents(self.mix, x, state, cu_seqlens)
         return self._rows(x, state, mask, parallel=True)
 
     def step(
         self, x: Tensor, state: Any, *, mask: Mask | None = None, return_variance: bool = False
     ) -> LayerOutput:
-        """One token ``[B, d_model]`` (mask ``[B]``); equal to ``forward`` on a sequence of one."""
+        """One token ``[B, d_model]`` (mask ``[B]``); equal to ``mix`` on sequences of one."""
+        self._check(x, mask, axes=2)
         mask = None if mask is None else mask.unsqueeze(1)
         found = self._rows(x.unsqueeze(1), state, mask, parallel=False)
         return LayerOutput(found.y.squeeze(1), None, found.state)
 
     def _rows(self, x: Tensor, state: Any, mask: Mask | None, *, parallel: bool) -> LayerOutput:
-        state = self.init_state(x.shape[0]) if state is None else state
+        state = self.init_state(x.shape[0], like=x) if state is None else state
         blank = None if mask is None else ~mask.unsqueeze(-1)
         if blank is not None:
             x = x.masked_fill(blank, 0.0)  # whatever stands in padding, even NaN

@@ -17,7 +17,7 @@ output projection.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,13 @@ from kalman_attention.baselines.chunks import (
     to_chunks,
 )
 from kalman_attention.baselines.matrix_mixer import MatrixMixer
-from kalman_attention.nn.float32 import Float32Linear, widened, without_autocast
+from kalman_attention.nn.float32 import (
+    Float32Linear,
+    at_least_float32,
+    widened,
+    without_autocast,
+)
+from kalman_attention.nn.mixer import Skip
 from kalman_attention.nn.short_conv import ShortConv
 
 EPS = 1e-6
@@ -113,6 +119,44 @@ class MLSTMState(NamedTuple):
     stabiliser: Tensor
 
 
+class SmallLinear(nn.Linear):
+    """A linear map without bias whose weights start normal.
+
+    Args:
+        inputs: channels that go in.
+        outputs: channels that come out.
+        std: spread of the initial weights.
+    """
+
+    def __init__(self, inputs: int, outputs: int, std: float) -> None:
+        self.std = std
+        super().__init__(inputs, outputs, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Normal weights."""
+        if self.weight.is_meta:
+            return  # nothing to start, and torch would import its compiler for it
+        nn.init.normal_(self.weight, std=self.std)
+
+
+class Gates(Float32Linear):
+    """Logits of input and forget gates, which start by their biases alone.
+
+    Forget biases lie evenly in [3, 6], input biases near 0 (normal, 0.1) as in the xlstm package;
+    the larger models of its authors start the latter at -10.
+    """
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """The published start."""
+        if self.weight.is_meta:
+            return  # nothing to start, and torch would import its compiler for it
+        nn.init.zeros_(self.weight)
+        log_i, forget = self.bias.chunk(2)
+        nn.init.normal_(log_i, std=0.1)
+        forget.copy_(torch.linspace(3.0, 6.0, len(forget)))
+
+
 class BlockDiagonal(nn.Module):
     """A linear map in which every output sees one block of the input.
 
@@ -173,47 +217,36 @@ class MLSTM(MatrixMixer):
 
     Args:
         config: options.
+        **fields: the same by name, as in ``MLSTM(d_model=64)``.
     """
 
-    def __init__(self, config: MLSTMConfig) -> None:
-        super().__init__()
-        self.config = config
+    options: ClassVar[type[Any]] = MLSTMConfig
+    config: MLSTMConfig
+
+    def __init__(self, config: MLSTMConfig | None = None, **fields: Any) -> None:
+        super().__init__(config, **fields)
+        config = self.config
         width, keys = config.width, config.keys
         block, std = config.qkv_block or width, math.sqrt(2.0 / (5.0 * config.d_model))
-        self.in_proj = nn.Linear(config.d_model, 2 * width, bias=False)
+        self.skip = Skip(width)
+        self.in_proj = SmallLinear(config.d_model, 2 * width, std)
         self.conv = ShortConv(width, config.conv_kernel)
         self.q_proj = BlockDiagonal(width, keys, block, std)
         self.k_proj = BlockDiagonal(width, keys, block, std)
         self.v_proj = BlockDiagonal(width, width, block, std)
-        self.gates = Float32Linear(2 * keys + width, 2 * config.num_heads)
+        self.gates = Gates(2 * keys + width, 2 * config.num_heads)
         self.norm = HeadNorm(width, config.norm_eps)
-        self.skip = nn.Parameter(torch.empty(width))
         self.out_proj = nn.Linear(width, config.d_model, bias=False)
-        self.reset_parameters()
 
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """The published start: small projections, gates by their biases alone.
-
-        Forget biases lie evenly in [3, 6], input biases near 0 (normal, 0.1) as in the xlstm
-        package; the larger models of its authors start the latter at -10. The output projection
-        keeps the start of ``nn.Linear``: its scale belongs to the model around it.
-        """
-        if self.skip.is_meta:
-            return  # nothing to start, and torch would import its compiler for it
-        nn.init.ones_(self.skip)
-        nn.init.normal_(self.in_proj.weight, std=math.sqrt(2.0 / (5.0 * self.config.d_model)))
-        nn.init.zeros_(self.gates.weight)
-        log_i, forget = self.gates.bias.chunk(2)
-        nn.init.normal_(log_i, std=0.1)
-        forget.copy_(torch.linspace(3.0, 6.0, self.config.num_heads))
-
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> MLSTMState:
+    def init_state(
+        self, batch_size: int, *, capacity: int = 0, like: Tensor | None = None
+    ) -> MLSTMState:
         """Zeros; the size does not depend on ``capacity``."""
-        c, like = self.config, self.gates.weight
+        c, like = self.config, self._like(like)
         shape = (batch_size, c.num_heads, c.keys // c.num_heads, c.width // c.num_heads + 1)
-        window = self.conv.init_window(batch_size, self.in_proj.weight)
-        return MLSTMState(window, like.new_zeros(shape), like.new_zeros(shape[:2]))
+        dtype = at_least_float32(like.dtype)
+        matrix, stabiliser = (like.new_zeros(s, dtype=dtype) for s in (shape, shape[:2]))
+        return MLSTMState(self.conv.init_window(batch_size, like), matrix, stabiliser)
 
     def _mix(
         self, x: Tensor, state: MLSTMState, mask: Mask | None, *, parallel: bool
@@ -232,7 +265,7 @@ class MLSTM(MatrixMixer):
         rule = mlstm_chunked if parallel else mlstm_recurrence
         k = k / math.sqrt(k.shape[-1])
         y, matrix, m = rule(q, k, v, log_i, log_f, state.matrix, state.stabiliser)
-        y = self.norm(y).to(x.dtype) + self.skip.to(x.dtype) * u
+        y = self.skip(self.norm(y).to(x.dtype), u)
         y = self.out_proj(y * nn.functional.silu(gate))
         return y, MLSTMState(window, matrix, m)
 

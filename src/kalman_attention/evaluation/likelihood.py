@@ -4,6 +4,7 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from kalman_attention.losses import posterior_mean_cross_entropy
 from kalman_attention.models.language_model import LanguageModel
-from kalman_attention.models.uncertainty import draw, predict, predict_marginal, predictions
+from kalman_attention.models.uncertainty import predict, predict_marginal, predictions
 
 _POSITIONS = 128
 
@@ -101,7 +102,7 @@ def _decode(
     else:
         read = model.read(rows)
         drawn = [
-            draw(read.mean[i, s], read.variance[i, s], num_samples, _generator(model, seed))
+            read.map(itemgetter((i, s))).sample(num_samples, _generator(model, seed))
             for i, (s, seed) in enumerate(zip(spans, seeds, strict=True))
         ]
         kept = (torch.cat(drawn, 1).transpose(0, 1), *(pick(x) for x in read.context))
@@ -240,4 +241,4 @@ def _chunk_nats(
     for part, wanted in zip(parts, torch.split(targets, _POSITIONS, 1), strict=True):
         log_probs = part.log_probs.gather(-1, wanted.clamp(min=0).unsqueeze(-1)).squeeze(-1)
         nats -= log_probs[wanted >= 0].double().sum().item()
-    return nats, read.states
+    return nats, read.state

@@ -10,6 +10,7 @@ from kalman_attention.filtering.identities import attention_form
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.models.block import Block
 from kalman_attention.models.language_model import LanguageModel
+from kalman_attention.models.stack import walk
 from kalman_attention.models.uncertainty import Uncertainty
 from kalman_attention.nn.kla import KLA
 
@@ -86,16 +87,13 @@ def attention_maps(
     blocks: list[Block] = model.stack()
     chosen = blocks[block]
     if not isinstance(chosen.mixer, KLA):
-        raise ValueError(f"block {block} is an attention block: it has no Kalman attention map.")
-    x = model.embed(input_ids)
-    for each in blocks:
-        if each is chosen:
-            break
-        x = each(x).y
-    evidence = chosen.hold(x, return_variance=False).readout.evidence
-    picked = list(channels)
-    a_bar, p_bar = (z[:, picked] for z in chosen.mixer.prior())
-    first = chosen.mixer.prior.initial(len(input_ids))
+        raise ValueError(f"block {block} is a block of {chosen.kind}: it has no Kalman map.")
+    end = range(len(blocks))[block] + 1
+    read = walk(blocks[:end], model.embed(input_ids), hold=True).readout
+    assert read is not None
+    evidence, picked = read.evidence, list(channels)
+    a_bar, p_bar, first = chosen.mixer.prior(len(input_ids))
+    a_bar, p_bar = a_bar[:, picked], p_bar[:, picked]
     form = attention_form(
         evidence.q.to(a_bar.dtype),
         evidence.k.to(a_bar.dtype),

@@ -11,19 +11,16 @@ and the marginal likelihood (KLA+) averages over it, position by position.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kalman_attention.losses import marginal_nll, posterior_mean_cross_entropy
-from kalman_attention.models.block import Block
+from kalman_attention.models.block import BlockOutput
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.output import ModelOutput
-from kalman_attention.models.scaffold import Encoder, make_decoder, make_encoder
-from kalman_attention.models.stack import BlockStack
-from kalman_attention.models.vocabulary import Embedding, Head
-from kalman_attention.nn.norms import RMSNorm
+from kalman_attention.models.stack import BlockStack, Variances
+from kalman_attention.nn.readout import Readout
 from kalman_attention.reading import from_dict
 
 
@@ -79,20 +76,6 @@ class AutoencoderConfig:
         return from_dict(cls, data, where)
 
 
-class CodeReadout(NamedTuple):
-    """One pass over tokens, stopped at the posterior of the code, repeated for every position.
-
-    Attributes:
-        mean: posterior mean of the last block's read-out at the last token, ``[B, T, d_inner]``.
-        variance: its posterior variance, likewise.
-        context: what ``Autoencoder.write`` needs beside a read-out, ``[B, T, ...]`` each.
-    """
-
-    mean: Tensor
-    variance: Tensor
-    context: tuple[Tensor, ...]
-
-
 class Autoencoder(BlockStack):
     """Reconstructs a sequence from what its encoder holds after the last token.
 
@@ -103,16 +86,8 @@ class Autoencoder(BlockStack):
     """
 
     def __init__(self, config: AutoencoderConfig) -> None:
-        super().__init__()
+        super().__init__(config.encoder, config.widths, head_bias=True)
         self.config = config
-        encoder = config.encoder
-        self.embedding = Embedding(encoder.vocab_size, encoder.d_model)
-        self.encoder = make_encoder(encoder)
-        self.blocks = nn.ModuleList(Block(encoder, mixer) for mixer in encoder.layers)
-        self.decoder = make_decoder(encoder.d_model, config.widths, encoder.norm_eps)
-        width = (encoder.d_model, *config.widths)[-1]
-        self.norm = RMSNorm(width, encoder.norm_eps)
-        self.head = Head(width, encoder.vocab_size)
         self._start()
 
     @torch.no_grad()
@@ -135,112 +110,53 @@ class Autoencoder(BlockStack):
         Returns:
             ``ModelOutput(logits, states, hidden, variances)``; ``hidden`` is what the head sees.
         """
-        x = self._embed(input_ids)
-        states, variances = [], []
-        *first, last = self.stack()
-        for block in (*first, last):
-            sample = self.config.encoder.between_blocks == "sample" and block is not last
-            found = block(x, return_variance=return_variances, sample=sample)
-            x = found.y
-            states.append(found.state)
-            variances.append(found.variance)
-        hidden = self._decode(x[:, -1:] + self._positions(input_ids, x))
-        return ModelOutput(
-            self.head(hidden), tuple(states), hidden, tuple(variances) if return_variances else None
-        )
+        seen = Variances()
+        found = self._run(input_ids, return_variance=return_variances, visit=seen)
+        hidden = self.decode(found.y)
+        variances = tuple(seen) if return_variances else None
+        return ModelOutput(self.head_logits(hidden), found.state, hidden, variances)
 
-    def read(self, input_ids: Tensor) -> CodeReadout:
-        """Run up to the posterior of the last block's read-out at the last token.
+    def read(self, input_ids: Tensor) -> Readout:
+        """Run up to the posterior of the code, repeated for every position.
 
-        ``write(mean)`` then gives the logits of ``forward``, and ``write(samples)`` those of
-        posterior samples, from this one pass.
+        ``write(mean, *context)`` then gives the logits of ``forward``, and ``write(samples,
+        *context)`` those of posterior samples, from this one pass.
         """
-        x = self._embed(input_ids)
-        sample = self.config.encoder.between_blocks == "sample"
-        *first, last = self.stack()
-        for block in first:
-            x = block(x, sample=sample).y
-        held = last.hold(x)
-        variance = held.readout.variance
-        assert variance is not None
-        positions = self._positions(input_ids, x).expand(*x.shape)
-        mean, variance, *context = (
-            z[:, -1:].expand(-1, x.shape[1], -1)
-            for z in (held.readout.mean, variance, *held.context)
-        )
-        return CodeReadout(mean, variance, (*context, positions))
+        found = self._run(input_ids, hold=True).readout
+        assert found is not None
+        return found
 
-    def write(
-        self, latent: Tensor, stream: Tensor, gate: Tensor, residual: Tensor, positions: Tensor
-    ) -> Tensor:
+    def write(self, latent: Tensor, *context: Tensor) -> Tensor:
         """Logits from read-outs of the last block, ``[..., T, d_inner]``: the decoder of KLA+.
 
         Args:
             latent: the posterior mean of ``read``, or samples of it.
-            stream: from ``CodeReadout.context``, with gate, residual and positions.
-            gate: likewise.
-            residual: likewise.
-            positions: likewise.
+            *context: ``Readout.context`` of what ``read`` returned; positions come last.
 
         Returns:
             ``[..., T, vocab_size]``.
         """
-        code = self.stack()[-1].resume(latent, stream, gate, residual)
-        return self.logits(code + positions)
+        *inner, positions = context
+        return self.logits(self.stack()[-1].resume(latent, *inner) + positions)
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Logits from codes with their positions added, ``[..., d_model]``."""
-        logits: Tensor = self.head(self._decode(x))
-        return logits
-
-    def loss(
-        self,
-        input_ids: Tensor,
-        targets: Tensor,
-        *,
-        kind: Literal["mean", "marginal"] = "mean",
-        num_samples: int = 10,
-        generator: torch.Generator | None = None,
-        ignore_index: int = -100,
-        reduction: Literal["mean", "sum"] = "mean",
-    ) -> Tensor:
-        """Training loss; arguments as for ``LanguageModel.loss``.
-
-        The marginal likelihood is that of each target on its own, as for language: samples of the
-        code are drawn anew for every position.
-        """
-        if kind == "mean":
-            hidden = self(input_ids).hidden
-            return posterior_mean_cross_entropy(
-                self.head, hidden, targets, ignore_index=ignore_index, reduction=reduction
+    def _run(self, input_ids: Tensor, **options: Any) -> BlockOutput:
+        """The code, or its posterior, at every position, with the positions added or at hand."""
+        if input_ids.dim() != 2 or input_ids.shape[1] == 0:
+            raise ValueError(
+                f"tokens must be [B, T] with T at least 1, got {list(input_ids.shape)}: an empty "
+                "sequence has no last token to hold a code."
             )
-        mean, variance, context = self.read(input_ids)
-        return marginal_nll(
-            self.write,
-            mean,
-            variance,
-            targets,
-            context=context,
-            num_samples=num_samples,
-            generator=generator,
-            ignore_index=ignore_index,
-            reduction=reduction,
+        if options.pop("mask", None) is not None or options.pop("cu_seqlens", None) is not None:
+            raise ValueError("an autoencoder takes rows of one length, without mask or packing.")
+        x = self.embed(input_ids)
+        found, T = self.walk(x, **options), input_ids.shape[1]
+        positions = sinusoids(T, x.shape[-1]).to(x)
+        if found.readout is None:
+            return found._replace(y=found.y[:, -1:] + positions)
+        read = found.readout.map(lambda z: z[:, -1:].expand(-1, T, -1))
+        return found._replace(
+            readout=read._replace(context=(*read.context, positions.expand_as(x)))
         )
-
-    def _embed(self, input_ids: Tensor) -> Tensor:
-        if isinstance(self.encoder, Encoder):
-            return self.encoder.look_up(self.embedding.weight, input_ids)
-        found: Tensor = self.embedding(input_ids)
-        return found
-
-    def _decode(self, x: Tensor) -> Tensor:
-        hidden: Tensor = self.norm(self.decoder(x))
-        return hidden
-
-    def _positions(self, input_ids: Tensor, like: Tensor) -> Tensor:
-        if input_ids.shape[1] == 0:
-            raise ValueError("an empty sequence has no last token to hold a code.")
-        return sinusoids(input_ids.shape[1], like.shape[-1]).to(like)
 
 
 def sinusoids(length: int, width: int) -> Tensor:

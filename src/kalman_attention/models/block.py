@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from kalman_attention._typing import Mask
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.mixers import MIXERS
-from kalman_attention.nn.kla import KLA, Readout
-from kalman_attention.nn.mixer import LayerOutput, Mixer
+from kalman_attention.nn.kla import KLA
+from kalman_attention.nn.mixer import Mixer
 from kalman_attention.nn.norms import RMSNorm
+from kalman_attention.nn.readout import Readout
 
 
 class MLP(nn.Module):
@@ -40,21 +41,18 @@ class MLP(nn.Module):
         return y
 
 
-class HeldReadout(NamedTuple):
-    """A block stopped at the posterior of its mixer: what ``Block.resume`` goes on from.
+class BlockOutput(NamedTuple):
+    """What a block returns, always; ``models.stack.walk`` returns the same of all blocks.
 
     Attributes:
-        readout: the posterior of the read-out.
-        residual: the block's input, ``[B, T, d_model]``.
+        y: the residual stream after the block, ``[B, T, d_model]`` or ``[B, d_model]``.
+        state: of the mixer; of several blocks, one each.
+        readout: the posterior of the mixer's read-out, None for a mixer without one.
     """
 
-    readout: Readout
-    residual: Tensor
-
-    @property
-    def context(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What ``Block.resume`` needs beside the read-out: stream, gate, residual."""
-        return self.readout.stream, self.readout.gate, self.residual
+    y: Tensor
+    state: Any
+    readout: Readout | None
 
 
 class Block(nn.Module):
@@ -84,77 +82,64 @@ class Block(nn.Module):
         *,
         return_variance: bool = False,
         sample: bool = False,
-    ) -> LayerOutput:
-        """The block's output; ``sample`` passes on a posterior sample instead of the mean."""
-        if sample and isinstance(self.mixer, KLA):
-            held = self.hold(x, state, mask, cu_seqlens, return_variance=True)
-            y = self.resume(held.readout.sample(), *held.context)
-            return LayerOutput(y, held.readout.variance, held.readout.state)
+        generator: torch.Generator | None = None,
+        hold: bool = False,
+    ) -> BlockOutput:
+        """Run a sequence ``[B, T, d_model]``, or one token ``[B, d_model]``, through the block.
+
+        Args:
+            x: the residual stream; one token needs a state.
+            state: state of the last call on the same rows; None starts afresh.
+            mask: ``[B, T]`` or ``[B]`` bool, False for padding.
+            cu_seqlens: borders of documents packed into one row (B = 1), ``[n + 1]`` int.
+            return_variance: have the read-out come with its variance.
+            sample: pass on a posterior sample instead of the mean, if there is a posterior.
+            generator: source of its randomness.
+            hold: stop at the posterior: ``y`` is x as it came in, and ``resume`` goes on.
+        """
         h = self.norm(x)
-        found = self.mixer(h, state, mask, cu_seqlens, return_variance=return_variance)
-        return LayerOutput(self._channels(x + found.y), found.variance, found.state)
+        if isinstance(self.mixer, KLA):
+            with_variance = return_variance or sample or hold
+            read = self.mixer.read(h, state, mask, cu_seqlens, return_variance=with_variance)
+            read = read._replace(context=(*read.context, x))
+            if hold:
+                return BlockOutput(x, read.state, read)
+            latent = read.sample(1, generator)[0] if sample else read.mean
+            return BlockOutput(self._go_on(latent, *read.context), read.state, read)
+        if hold:
+            raise ValueError(
+                f"this block holds no posterior: its mixer is {self.kind}. Samples and the "
+                "marginal likelihood need KLA as the last mixer of the plan, as in "
+                "'attention*11 + kla'."
+            )
+        if x.dim() == 2:
+            found = self.mixer.step(h, state, mask=mask)
+        else:
+            found = self.mixer.mix(h, state, mask, cu_seqlens)
+        return BlockOutput(self._channels(x + found.y), found.state, None)
 
-    def step(
-        self,
-        x: Tensor,
-        state: Any,
-        *,
-        mask: Mask | None = None,
-        return_variance: bool = False,
-        sample: bool = False,
-    ) -> LayerOutput:
-        """One token, ``[B, d_model]``."""
-        if sample and isinstance(self.mixer, KLA):
-            held = self.hold_step(x, state, mask=mask, return_variance=True)
-            y = self.resume(held.readout.sample(), *held.context)
-            return LayerOutput(y, held.readout.variance, held.readout.state)
-        found = self.mixer.step(self.norm(x), state, mask=mask, return_variance=return_variance)
-        return LayerOutput(self._channels(x + found.y), found.variance, found.state)
-
-    def hold(
-        self,
-        x: Tensor,
-        state: Any = None,
-        mask: Mask | None = None,
-        cu_seqlens: Tensor | None = None,
-        *,
-        return_variance: bool = True,
-    ) -> HeldReadout:
-        """Run up to the posterior of the mixer's read-out, and stop there."""
-        mixer = self._filter()
-        h = self.norm(x)
-        found = mixer.read(h, state, mask, cu_seqlens, return_variance=return_variance)
-        return HeldReadout(found, x)
-
-    def hold_step(
-        self, x: Tensor, state: Any, *, mask: Mask | None = None, return_variance: bool = True
-    ) -> HeldReadout:
-        """``hold`` for one token, ``[B, d_model]``."""
-        mixer = self._filter()
-        found = mixer.read_step(self.norm(x), state, mask=mask, return_variance=return_variance)
-        return HeldReadout(found, x)
-
-    def resume(self, latent: Tensor, stream: Tensor, gate: Tensor, residual: Tensor) -> Tensor:
+    def resume(self, latent: Tensor, *context: Tensor) -> Tensor:
         """Go on from the mean or from samples of the read-out, ``[..., T, d_inner]``.
 
-        Cheap: gate, output projection, residual and MLP, all per token. The other arguments are
-        ``HeldReadout.context``.
+        Cheap: gate, output projection, residual and MLP, all per token.
+
+        Args:
+            latent: the read-out; leading axes broadcast.
+            *context: of the ``Readout``: what the mixer's ``write`` needs, and the residual.
         """
-        return self._channels(residual + self._filter().write(latent, stream, gate))
+        return self._go_on(latent, *context)
+
+    def _go_on(self, latent: Tensor, *context: Tensor) -> Tensor:
+        # Apart from ``resume``, around which sharded weights are gathered (``parallel``).
+        assert isinstance(self.mixer, KLA)
+        *inner, residual = context
+        return self._channels(residual + self.mixer.write(latent, *inner))
 
     def _channels(self, x: Tensor) -> Tensor:
         if self.mlp is None or self.mlp_norm is None:
             return x
         y: Tensor = x + self.mlp(self.mlp_norm(x))
         return y
-
-    def _filter(self) -> KLA:
-        if isinstance(self.mixer, KLA):
-            return self.mixer
-        raise ValueError(
-            f"this block holds no posterior: its mixer is {self.kind}. Samples and the marginal "
-            "likelihood need KLA as the last mixer of the plan, as in 'attention*11 + kla'."
-        )
 
     @torch.no_grad()
     def scale_residuals(self, factor: float) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from kalman_attention.baselines.mamba import MambaConfig
 from kalman_attention.baselines.mlstm import MLSTMConfig
 from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.plan import parse_plan
-from kalman_attention.nn.config import KLALayerConfig
+from kalman_attention.nn.config import KLAConfig
 from kalman_attention.reading import from_dict
 
 
@@ -31,6 +32,7 @@ class LanguageModelConfig:
         gla: options of the gated linear attention mixers; likewise.
         gated_deltanet: options of the Gated DeltaNet mixers; likewise.
         mlstm: options of the mLSTM mixers; likewise.
+        others: options of mixers that ``register_mixer`` has added, by name; likewise.
         mlp: channel mixer after each mixer: ``"none"`` (KLA's gate is one already), ``"swiglu"``
             or ``"relu2"``.
         mlp_width: hidden width of the MLP; None means 4 d_model (8/3 d_model for SwiGLU).
@@ -50,12 +52,13 @@ class LanguageModelConfig:
     vocab_size: int
     d_model: int
     plan: str | tuple[str, ...]
-    kla: KLALayerConfig | None = None
+    kla: KLAConfig | None = None
     attention: AttentionConfig | None = None
     mamba: MambaConfig | None = None
     gla: GLAConfig | None = None
     gated_deltanet: GatedDeltaNetConfig | None = None
     mlstm: MLSTMConfig | None = None
+    others: dict[str, Any] | None = None
     mlp: Literal["none", "swiglu", "relu2"] = "none"
     mlp_width: int | None = None
     between_blocks: Literal["mean", "sample"] = "mean"
@@ -70,14 +73,15 @@ class LanguageModelConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plan", parse_plan(self.plan))
-        unknown = sorted(set(self.layers) - set(MIXERS))
+        unknown = sorted({*self.layers, *(self.others or ())} - set(MIXERS))
         if unknown or not self.layers:
             raise ValueError(
                 f"a plan names one mixer per block, out of {', '.join(MIXERS)}; got "
-                f"{', '.join(unknown) or 'no block at all'}."
+                f"{', '.join(unknown) or 'no block at all'}. Mixers of your own come by "
+                "register_mixer."
             )
         for name in MIXERS:
-            options = getattr(self, name)
+            options = self._given(name)
             if options is not None and options.d_model != self.d_model:
                 raise ValueError(
                     f"{name}.d_model is {options.d_model} but the model's d_model is "
@@ -129,7 +133,10 @@ class LanguageModelConfig:
 
     def mixer_options(self, name: str) -> Any:
         """Options of the mixers of one kind, such as ``"kla"``, defaults filled in."""
-        return getattr(self, name) or MIXERS[name].config(d_model=self.d_model)
+        return self._given(name) or MIXERS[name].config(d_model=self.d_model)
+
+    def _given(self, name: str) -> Any:
+        return getattr(self, name, None) or (self.others or {}).get(name)
 
     @property
     def mlp_hidden(self) -> int:
@@ -152,7 +159,24 @@ class LanguageModelConfig:
             data: nested dictionaries; names and types are checked.
             where: what an error names, such as the file.
         """
-        return from_dict(cls, data, where)
+        return from_dict(cls, _with_others(data, where), where)
+
+
+def _with_others(data: object, where: str) -> object:
+    """The same data with the options of registered mixers built, and in their place."""
+    if not isinstance(data, Mapping):
+        return data
+    own = {field.name for field in dataclasses.fields(LanguageModelConfig)}
+    added = {name: data[name] for name in data if name in MIXERS and name not in own}
+    given = {**(data.get("others") or {}), **added}
+    built = {
+        name: from_dict(MIXERS[name].config, options, f"{where}, {name}")
+        if name in MIXERS and isinstance(options, Mapping)
+        else options
+        for name, options in given.items()
+    }
+    rest = {name: value for name, value in data.items() if name not in added}
+    return {**rest, "others": built} if built else rest
 
 
 _MLPS = ("none", "swiglu", "relu2")

@@ -3,14 +3,15 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kalman_attention._typing import Mask
-from kalman_attention.models.output import ModelReadout
-from kalman_attention.models.uncertainty import Prediction, draw, predict, predict_marginal
+from kalman_attention.models.uncertainty import Prediction, predict, predict_readout
+from kalman_attention.nn.readout import Readout
 
 if TYPE_CHECKING:
     from kalman_attention.models.language_model import LanguageModel
@@ -142,6 +143,11 @@ def stream(
         The next token of every row, ``[B]``, until all rows have stopped; a row that has stopped
         goes on with the stop token.
     """
+    if input_ids.dim() != 2:
+        raise ValueError(
+            f"prompts must be [B, T], got {list(input_ids.shape)}. Add a batch axis to one prompt "
+            "with unsqueeze(0)."
+        )
     B, T = input_ids.shape
     if T == 0 or (mask is not None and not bool(mask.any(1).all())):
         raise ValueError("every prompt needs at least one token, such as the start-of-text token.")
@@ -188,31 +194,28 @@ class _Reader:
         if not self.through_posterior:
             found = model.prefill(input_ids, states=states, mask=mask)
             return _Look(predict(found.logits), None, found.states)
-        read = model.read(input_ids, states=states, mask=mask)
-        rows = torch.arange(len(input_ids), device=input_ids.device)
-        last = rows.new_full(rows.shape, input_ids.shape[1] - 1)
-        if mask is not None:
-            place = torch.arange(mask.shape[1], device=mask.device)
-            last = torch.where(mask, place, -1).amax(1)
-        at = (x[rows, last] for x in (read.mean, read.variance, *read.context))
-        return self._decode(*at, states=read.states)
+        last = last_tokens(input_ids, mask)
+        return self._decode(model.read(input_ids, states=states, mask=mask).map(itemgetter(last)))
 
     def step(self, token: Tensor, states: tuple[object, ...], mask: Mask | None) -> _Look:
         if not self.through_posterior:
             found = self.model.step(token, states, mask=mask)
             return _Look(predict(found.logits), None, found.states)
-        read: ModelReadout = self.model.read_step(token, states, mask=mask)
-        return self._decode(read.mean, read.variance, *read.context, states=read.states)
+        return self._decode(self.model.read(token, states=states, mask=mask))
 
-    def _decode(
-        self, mean: Tensor, variance: Tensor, *context: Tensor, states: tuple[object, ...]
-    ) -> _Look:
-        if self.num_samples:
-            samples = draw(mean, variance, self.num_samples, self.generator)
-            prediction = predict_marginal(self.model.write(samples, *context))
-        else:
-            prediction = predict(self.model.write(mean, *context))
-        return _Look(prediction, variance.float().mean(-1), states)
+    def _decode(self, read: Readout) -> _Look:
+        assert read.variance is not None
+        prediction = predict_readout(self.model, read, self.num_samples, self.generator)
+        return _Look(prediction, read.variance.float().mean(-1), read.state)
+
+
+def last_tokens(input_ids: Tensor, mask: Mask | None) -> tuple[Tensor, Tensor]:
+    """Rows and places of each row's last real token; place 0 in a row without any."""
+    rows = torch.arange(len(input_ids), device=input_ids.device)
+    if mask is None:
+        return rows, rows.new_full(rows.shape, input_ids.shape[1] - 1)
+    place = torch.arange(mask.shape[1], device=mask.device)
+    return rows, torch.where(mask, place, -1).amax(1).clamp(min=0)
 
 
 def _gather(looks: list[TokenUncertainty], tokens: Tensor) -> TokenUncertainty:

@@ -26,7 +26,7 @@ from kalman_attention.baselines.gla import GLAConfig
 from kalman_attention.baselines.mamba import MambaConfig
 from kalman_attention.baselines.mlstm import MLSTMConfig
 from kalman_attention.models.config import LanguageModelConfig
-from kalman_attention.nn.config import KLALayerConfig
+from kalman_attention.nn.config import KLAConfig
 
 Variant = Literal["published", "matched"]
 
@@ -97,7 +97,7 @@ def _mad() -> tuple[PaperModel, ...]:
 
     heads = {"num_heads": 4, "expand_k": 0.5, "expand_v": 1.0}
     return (
-        row("KLA", "kla", KLALayerConfig, d_state=8),
+        row("KLA", "kla", KLAConfig, d_state=8),
         row("Mamba", "mamba", MambaConfig, d_state=16, expand=1),
         row("GatedDeltaNet", "gated_deltanet", GatedDeltaNetConfig, **heads),
         row("GLA", "gla", GLAConfig, **heads),
@@ -113,7 +113,7 @@ def _mqar(d_model: int) -> tuple[PaperModel, ...]:
     square = {"expand_k": 1.0, "expand_v": 1.0}
     gla = {**width, "num_heads": 4, "expand_k": keys, "expand_v": 1.0}
     return (
-        _row("KLA", "kla", 2, state, KLALayerConfig, {**width, "d_state": slots}),
+        _row("KLA", "kla", 2, state, KLAConfig, {**width, "d_state": slots}),
         _row("Mamba", "mamba", 2, state, MambaConfig, {**width, "d_state": slots, "expand": 2}),
         _row(
             "GatedDeltaNet",

@@ -1,10 +1,11 @@
 """The mixers that a plan may name: one row each, and one optional field in the configuration.
 
-To add one: write its options and its module behind ``nn.mixer.Mixer``, add a row here and a field
-of the same name to ``LanguageModelConfig``. Models, storage, the Hugging Face adapter, ``kla
-sizes`` and ``kla bench mixers`` follow.
+To add one of ours: write its options and its module behind ``nn.mixer.Mixer``, add a row here and
+a field of the same name to ``LanguageModelConfig``. Models, storage, the Hugging Face adapter,
+``kla sizes`` and ``kla bench mixers`` follow. Those of others come by ``register_mixer``.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 from kalman_attention.baselines.attention import Attention, AttentionConfig
@@ -12,8 +13,9 @@ from kalman_attention.baselines.gated_deltanet import GatedDeltaNet, GatedDeltaN
 from kalman_attention.baselines.gla import GLA, GLAConfig
 from kalman_attention.baselines.mamba import Mamba, MambaConfig
 from kalman_attention.baselines.mlstm import MLSTM, MLSTMConfig
-from kalman_attention.nn.config import KLALayerConfig
+from kalman_attention.nn.config import KLAConfig
 from kalman_attention.nn.kla import KLA
+from kalman_attention.nn.mixer import Mixer
 
 
 class MixerKind(NamedTuple):
@@ -27,7 +29,7 @@ class MixerKind(NamedTuple):
 
 
 MIXERS = {
-    "kla": MixerKind(KLALayerConfig, KLA),
+    "kla": MixerKind(KLAConfig, KLA),
     "attention": MixerKind(AttentionConfig, Attention),
     "mamba": MixerKind(MambaConfig, Mamba),
     "gla": MixerKind(GLAConfig, GLA),
@@ -35,3 +37,34 @@ MIXERS = {
     "mlstm": MixerKind(MLSTMConfig, MLSTM),
 }
 """Mixers by the word that a plan uses."""
+
+
+def register_mixer(name: str, module: type[Mixer]) -> None:
+    """Let plans name a mixer of your own, as in ``plan="attention*3 + mine"``.
+
+    Its options go into ``LanguageModelConfig(others={"mine": MyConfig(...)})``; without, it has its
+    defaults. Loading a stored model needs the same registration first.
+
+    Args:
+        name: its word in a plan: letters, digits and underscores.
+        module: a subclass of ``Mixer``; ``module.options`` is the dataclass of its options, which
+            has ``d_model``, and defaults for everything else.
+    """
+    if not name.isidentifier():
+        raise ValueError(f"a plan names mixers by words such as 'kla' or 'my_mixer', got {name!r}.")
+    if not (isinstance(module, type) and issubclass(module, Mixer)):
+        raise ValueError(f"a mixer is a subclass of kalman_attention.Mixer, got {module!r}.")
+    options = getattr(module, "options", None)
+    names = (
+        [f.name for f in dataclasses.fields(options)] if dataclasses.is_dataclass(options) else []
+    )
+    if "d_model" not in names or not isinstance(options, type):
+        raise ValueError(
+            f"{module.__name__}.options must be a dataclass with a field d_model, got {options!r}."
+        )
+    known = MIXERS.get(name)
+    if known is not None and known.module is not module:
+        raise ValueError(
+            f"{name!r} is already the name of {known.module.__name__}. Choose another name."
+        )
+    MIXERS[name] = MixerKind(options, module)

@@ -31,7 +31,7 @@ from kalman_attention.baselines.gated_deltanet import GatedDeltaNetConfig
 from kalman_attention.baselines.mamba import MambaConfig
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.names import full_name
-from kalman_attention.nn.config import KLALayerConfig
+from kalman_attention.nn.config import KLAConfig
 
 PAPER_VOCABULARY, SMALL_VOCABULARY = 32_768, 4_096
 
@@ -84,7 +84,7 @@ class _Scale(NamedTuple):
             return GatedDeltaNetConfig(
                 d_model=d_model, num_heads=heads, expand_k=expand, expand_v=expand
             )
-        kind: Any = KLALayerConfig if mixer == "kla" else MambaConfig
+        kind: Any = KLAConfig if mixer == "kla" else MambaConfig
         return kind(d_model=d_model, d_state=self.slots)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor, nn
 
 from kalman_attention.models.config import LanguageModelConfig
+from kalman_attention.models.vocabulary import look_up
 from kalman_attention.nn.norms import RMSNorm
 
 Scaffold: TypeAlias = Literal["bare", "encoder-decoder", "swiglu"]
@@ -80,8 +81,8 @@ class Encoder(nn.Module):
             input_ids: tokens.
         """
         if len(table) < input_ids.numel():
-            return nn.functional.embedding(input_ids, self(table))
-        encoded: Tensor = self(nn.functional.embedding(input_ids, table))
+            return look_up(input_ids, self(table))
+        encoded: Tensor = self(look_up(input_ids, table))
         return encoded
 
 

@@ -1,14 +1,122 @@
-"""What all models around a stack of blocks have."""
+"""The way through a stack of blocks, and what all models around one have."""
 
-from torch import nn
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Literal
 
-from kalman_attention.models.block import Block
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from kalman_attention._typing import Mask
+from kalman_attention.losses import marginal_nll, posterior_mean_cross_entropy
+from kalman_attention.models.block import Block, BlockOutput
+from kalman_attention.models.config import LanguageModelConfig
+from kalman_attention.models.scaffold import Encoder, make_decoder, make_encoder
+from kalman_attention.models.vocabulary import Embedding, Head
+from kalman_attention.nn.norms import RMSNorm
+from kalman_attention.nn.readout import Readout
+
+States = tuple[Any, ...]
+Visit = Callable[[Block, BlockOutput], None]
+
+
+def walk(
+    blocks: Sequence[Block],
+    x: Tensor,
+    states: Sequence[Any] | None = None,
+    *,
+    mask: Mask | None = None,
+    cu_seqlens: Tensor | None = None,
+    return_variance: bool = False,
+    sample: bool = False,
+    generator: torch.Generator | None = None,
+    hold: bool = False,
+    visit: Visit | None = None,
+    call: Callable[..., BlockOutput] | None = None,
+) -> BlockOutput:
+    """Through all blocks, first one first: the only loop over blocks there is.
+
+    Args:
+        blocks: of the model.
+        x: what the first block sees, ``[B, T, d_model]``; or one token per row, ``[B, d_model]``,
+            which needs states.
+        states: one per block; None starts afresh.
+        mask: ``[B, T]`` or ``[B]`` bool, False for padding.
+        cu_seqlens: borders of documents packed into one row (B = 1), ``[n + 1]`` int.
+        return_variance: have read-outs come with their variance.
+        sample: pass on posterior samples between blocks; the last one passes on its mean.
+        generator: source of their randomness.
+        hold: stop at the posterior of the last block.
+        visit: sees every block and what came out of it, before the next one runs.
+        call: how to call a block, such as by a checkpoint; called with block and arguments. Not
+            for one that holds: its result is not a stream to compute again.
+
+    Returns:
+        The residual stream after the last block, the tuple of all states, and with ``hold`` the
+        read-out of the last block, whose state is that tuple; None without.
+    """
+    if x.dim() == 2 and states is None:
+        raise ValueError(
+            "one token per row goes on from states: pass those of the last call, or "
+            "init_states(batch_size). A prompt is a sequence: tokens [B, T]."
+        )
+    last, new = len(blocks) - 1, []
+    readout: Readout | None = None
+    for i, (block, state) in enumerate(zip(blocks, _matching(states, blocks), strict=True)):
+        held = hold and i == last
+        run = block if call is None or held else partial(call, block)
+        found = BlockOutput(  # built anew: checkpoints may return a plain tuple
+            *run(
+                x,
+                state,
+                mask,
+                cu_seqlens,
+                return_variance=return_variance,
+                sample=sample and i < last,
+                generator=generator,
+                hold=held,
+            )
+        )
+        if visit is not None:
+            visit(block, found)
+        x, readout = found.y, found.readout
+        new.append(found.state)
+    if not hold or readout is None:
+        return BlockOutput(x, tuple(new), None)
+    return BlockOutput(x, tuple(new), readout._replace(state=tuple(new)))
+
+
+class Variances(list[Tensor | None]):
+    """A visitor that keeps the posterior variance of every block; None for one without."""
+
+    def __call__(self, block: Block, found: BlockOutput) -> None:
+        """Look at one block."""
+        self.append(None if found.readout is None else found.readout.variance)
 
 
 class BlockStack(nn.Module):
-    """A model with blocks, first one first, in ``blocks``."""
+    """Embedding, encoder, blocks, decoder, norm and head: what all native models are made of.
 
-    blocks: nn.ModuleList
+    Args:
+        options: vocabulary, widths, blocks and what stands around them.
+        decoder_widths: hidden widths of the decoder.
+        head_bias: whether the head has one.
+    """
+
+    def __init__(
+        self, options: LanguageModelConfig, decoder_widths: tuple[int, ...], head_bias: bool
+    ) -> None:
+        super().__init__()
+        width, eps = (options.d_model, *decoder_widths)[-1], options.norm_eps
+        self.options = options
+        self.gradient_checkpointing = False
+        self.embedding = Embedding(options.vocab_size, options.d_model)
+        self.encoder = make_encoder(options)
+        self.blocks = nn.ModuleList(Block(options, mixer) for mixer in options.layers)
+        self.decoder = make_decoder(options.d_model, decoder_widths, eps)
+        self.norm = RMSNorm(width, eps)
+        self.head = Head(width, options.vocab_size, bias=head_bias)
 
     def stack(self) -> list[Block]:
         """The blocks, first one first."""
@@ -17,3 +125,145 @@ class BlockStack(nn.Module):
     def num_parameters(self) -> int:
         """Number of parameters, each counted once."""
         return sum(p.numel() for p in self.parameters())
+
+    def init_states(self, batch_size: int, *, capacity: int = 0) -> States:
+        """One state per block, before the first token.
+
+        Args:
+            batch_size: number of sequences.
+            capacity: tokens that will follow; lets attention blocks set memory aside.
+        """
+        like = self.norm.weight
+        return tuple(
+            block.mixer.init_state(batch_size, capacity=capacity, like=like)
+            for block in self.stack()
+        )
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """What the first block sees of tokens, ``[..., d_model]``, in the dtype of the blocks."""
+        dtype = self.norm.weight.dtype
+        if isinstance(self.encoder, Encoder):
+            return self.encoder.look_up(self.embedding.weight.to(dtype), input_ids)
+        same = self.embedding.weight.dtype == dtype  # then any embedding will do
+        found: Tensor = self.embedding(input_ids) if same else self.embedding(input_ids, dtype)
+        return found
+
+    def decode(self, x: Tensor) -> Tensor:
+        """What the head sees of the stream after the last block (``ModelOutput.hidden``)."""
+        hidden: Tensor = self.norm(self.decoder(x))
+        return hidden
+
+    def head_logits(self, x: Tensor) -> Tensor:
+        """Logits from what the head sees (``ModelOutput.hidden``)."""
+        logits: Tensor = self.head(x)
+        cap = self.options.logit_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits from the residual stream after the last block, ``[..., d_model]``."""
+        return self.head_logits(self.decode(x))
+
+    def write(self, latent: Tensor, *context: Tensor) -> Tensor:
+        """Logits from read-outs of the last block, ``[..., T, d_inner]``: the decoder of KLA+.
+
+        Args:
+            latent: the posterior mean of ``read``, or samples of it.
+            *context: ``Readout.context`` of what ``read`` returned.
+
+        Returns:
+            ``[..., T, vocab_size]``.
+        """
+        return self.logits(self.stack()[-1].resume(latent, *context))
+
+    def loss(
+        self,
+        input_ids: Tensor,
+        targets: Tensor,
+        *,
+        kind: Literal["mean", "marginal"] = "mean",
+        num_samples: int = 10,
+        generator: torch.Generator | None = None,
+        mask: Mask | None = None,
+        cu_seqlens: Tensor | None = None,
+        chunk_size: int | None = None,
+        ignore_index: int = -100,
+        reduction: Literal["mean", "sum"] = "mean",
+    ) -> Tensor:
+        """Training loss: what the model makes of ``targets``.
+
+        Args:
+            input_ids: ``[B, T]``.
+            targets: ``[B, T]``, the tokens after ``input_ids`` (those of an autoencoder are the
+                tokens themselves); positions with ``ignore_index`` do not count.
+            kind: ``"mean"``, cross-entropy of the posterior mean, or ``"marginal"``, the negative
+                log marginal likelihood (KLA+), which also trains the variances.
+            num_samples: posterior samples of the marginal likelihood.
+            generator: source of their randomness.
+            mask: as for ``forward``.
+            cu_seqlens: as for ``forward``.
+            chunk_size: positions decoded at a time; None for a default that bounds memory.
+            ignore_index: target that does not count.
+            reduction: ``"mean"`` over the positions that count, or their ``"sum"``.
+
+        Returns:
+            The loss, in nats.
+        """
+        if kind not in ("mean", "marginal"):
+            raise ValueError(f"kind must be 'mean' or 'marginal', got {kind!r}.")
+        found = self._run(input_ids, mask=mask, cu_seqlens=cu_seqlens, hold=kind == "marginal")
+        options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction}
+        if found.readout is not None:
+            return read_loss(
+                self.write,
+                found.readout,
+                targets,
+                num_samples=num_samples,
+                generator=generator,
+                chunk_size=chunk_size,
+                **options,
+            )
+        x, chunk_size = found.y, chunk_size or 512
+        if len(self.decoder):  # decode only what counts, few positions in some tasks
+            counted = targets != ignore_index
+            chunk_size *= len(targets)
+            x, targets = (z[counted].unsqueeze(0) for z in (x, targets))
+        return posterior_mean_cross_entropy(
+            self.logits, x, targets, chunk_size=chunk_size, **options
+        )
+
+    def _run(self, input_ids: Tensor, **options: Any) -> BlockOutput:
+        """Tokens through the blocks; with ``hold``, up to the posterior that ``write`` takes."""
+        return self.walk(self.embed(input_ids), **options)
+
+    def walk(self, x: Tensor, states: States | None = None, **options: Any) -> BlockOutput:
+        """``walk`` through the blocks of this model, in its own way.
+
+        Args:
+            x: what the first block sees, as from ``embed``.
+            states: one per block; None starts afresh.
+            **options: further ones of the function.
+        """
+        call = None
+        if self.gradient_checkpointing and torch.is_grad_enabled() and x.dim() == 3:
+            call = partial(checkpoint, use_reentrant=False)
+        sample = self.options.between_blocks == "sample"
+        return walk(self.stack(), x, states, sample=sample, call=call, **options)
+
+
+def read_loss(
+    write: Callable[..., Tensor], read: Readout, targets: Tensor, **options: Any
+) -> Tensor:
+    """Negative log marginal likelihood of targets given a read-out; options of ``marginal_nll``."""
+    assert read.variance is not None
+    return marginal_nll(write, read.mean, read.variance, targets, context=read.context, **options)
+
+
+def _matching(states: Sequence[Any] | None, blocks: Sequence[Block]) -> Iterable[Any]:
+    if states is None:
+        return (None,) * len(blocks)
+    if len(states) != len(blocks):
+        raise ValueError(
+            f"states holds {len(states)} entries but the model has {len(blocks)} blocks: one "
+            "state per block, as ModelOutput.states or init_states(batch_size) give them."
+        )
+    return states

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from kalman_attention._typing import Mask, Values
-from kalman_attention.filtering.readout import sample_readout
-from kalman_attention.models.output import ModelReadout, PosteriorReadout, Writer
-from kalman_attention.nn.kla import KLA, Readout
+from kalman_attention._typing import Mask
+from kalman_attention.filtering.moment import KLAState
+from kalman_attention.models.block import Block, BlockOutput
+from kalman_attention.models.output import Writer
+from kalman_attention.nn.kla import KLA
+from kalman_attention.nn.readout import Readout
 from kalman_attention.ops.kla_scan import kla_scan
 
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ def predict_marginal(sample_logits: Tensor) -> Prediction:
 
 def predictions(
     model: Writer,
-    found: PosteriorReadout,
+    found: Readout,
     *,
     num_samples: int = 0,
     generator: torch.Generator | None = None,
@@ -95,22 +97,18 @@ def predictions(
     Yields:
         Predictions ``[B, chunk, ...]``.
     """
-    parts = (torch.split(x, chunk_size, 1) for x in (found.mean, found.variance, *found.context))
-    for mean, variance, *context in zip(*parts, strict=True):
-        if num_samples == 0:
-            yield predict(model.write(mean, *context))
-        else:
-            samples = draw(mean, variance, num_samples, generator)
-            yield predict_marginal(model.write(samples, *context))
+    for piece in found.split(chunk_size):
+        yield predict_readout(model, piece, num_samples, generator)
 
 
-def draw(
-    mean: Values, variance: Values, num_samples: int, generator: torch.Generator | None
-) -> Values:
-    """Posterior samples, ``[S, ...]``."""
-    shape = (num_samples, *mean.shape)
-    noise = torch.randn(shape, dtype=mean.dtype, device=mean.device, generator=generator)
-    return sample_readout(mean, variance, noise)
+def predict_readout(
+    model: Writer, found: Readout, num_samples: int = 0, generator: torch.Generator | None = None
+) -> Prediction:
+    """Prediction from a read-out, of its mean or averaged over samples; all positions at once."""
+    if num_samples == 0:
+        return predict(model.write(found.mean, *found.context))
+    samples = found.sample(num_samples, generator)
+    return predict_marginal(model.write(samples, *found.context))
 
 
 @torch.no_grad()
@@ -124,33 +122,30 @@ def uncertainty(
     generator: torch.Generator | None = None,
 ) -> Uncertainty:
     """Variance, gain and entropies at every token; see ``LanguageModel.uncertainty``."""
-    x = model.embed(input_ids)
     variances: list[Tensor | None] = []
     gains: list[Tensor | None] = []
-    *first, last = model.stack()
-    for block in first:
-        if not isinstance(block.mixer, KLA):
-            x = block(x, None, mask, cu_seqlens).y
-            variances.append(None)
-            gains.append(None)
-            continue
-        held = block.hold(x, None, mask, cu_seqlens)
-        sample = model.config.between_blocks == "sample"
-        passed_on = held.readout.sample(generator) if sample else held.readout.mean
-        x = block.resume(passed_on, *held.context)
-        variances.append(held.readout.variance)
-        gains.append(kalman_gain(block.mixer, held.readout, mask, cu_seqlens))
-    if not isinstance(last.mixer, KLA) and num_samples == 0:
-        found = predict(model.logits(last(x, None, mask, cu_seqlens).y))
-        return Uncertainty((*variances, None), (*gains, None), found.entropy, None, None)
-    held = last.hold(
-        x, None, mask, cu_seqlens
-    )  # or an error that says why there is nothing to hold
-    assert isinstance(last.mixer, KLA)
-    variances.append(held.readout.variance)
-    gains.append(kalman_gain(last.mixer, held.readout, mask, cu_seqlens))
-    read = ModelReadout(held, ())
-    parts = predictions(model, read, num_samples=num_samples, generator=generator)
+
+    def look(block: Block, found: BlockOutput) -> None:
+        read, gain = found.readout, None
+        if read is not None and isinstance(block.mixer, KLA):
+            gain = kalman_gain(block.mixer, read, mask, cu_seqlens)
+        variances.append(None if read is None else read.variance)
+        gains.append(gain)
+
+    hold = num_samples > 0 or model.config.layers[-1] == "kla"
+    found = model.walk(
+        model.embed(input_ids),
+        mask=mask,
+        cu_seqlens=cu_seqlens,
+        return_variance=True,
+        generator=generator,
+        hold=hold,
+        visit=look,
+    )
+    if found.readout is None:
+        whole = predict(model.logits(found.y))
+        return Uncertainty(tuple(variances), tuple(gains), whole.entropy, None, None)
+    parts = predictions(model, found.readout, num_samples=num_samples, generator=generator)
     entropies = [(p.entropy, p.aleatoric, p.epistemic) for p in parts]
     total, aleatoric, epistemic = (_join(column) for column in zip(*entropies, strict=True))
     assert total is not None
@@ -172,15 +167,15 @@ def kalman_gain(
     """
     e, dtype = found.evidence, torch.promote_types(found.evidence.v.dtype, torch.float32)
     rows = e.v.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
-    dynamics = (x.to(dtype) for x in layer.prior())
-    first = layer.prior.initial(rows)
+    a_bar, p_bar, first = layer.prior(rows)
     asked = kla_scan(
         e.k,
         e.k,
         e.v.to(dtype),
         e.lam_v,
-        *dynamics,
-        state=first._replace(mean=first.mean.to(dtype), variance=first.variance.to(dtype)),
+        a_bar.to(dtype),
+        p_bar.to(dtype),
+        state=KLAState(first.mean.to(dtype), first.variance.to(dtype)),
         mask=mask,
         cu_seqlens=cu_seqlens,
         return_variance=True,

@@ -27,8 +27,8 @@ class Embedding(nn.Embedding):
         """
         dtype = dtype or self.weight.dtype
         if torch.is_grad_enabled() and self.weight.requires_grad:
-            return nn.functional.embedding(input_ids, self.weight.to(dtype))
-        return nn.functional.embedding(input_ids, self.weight).to(dtype)
+            return look_up(input_ids, self.weight.to(dtype))
+        return look_up(input_ids, self.weight).to(dtype)
 
 
 class Head(nn.Linear):
@@ -41,3 +41,21 @@ class Head(nn.Linear):
         super().reset_parameters()
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+
+
+def look_up(input_ids: Tensor, table: Tensor) -> Tensor:
+    """Rows of a table ``[vocab_size, D]`` by token, with an error that names a token outside it."""
+    if not isinstance(input_ids, Tensor) or input_ids.dtype not in (torch.int64, torch.int32):
+        got = input_ids.dtype if isinstance(input_ids, Tensor) else type(input_ids).__name__
+        raise ValueError(
+            f"tokens must be an int64 or int32 tensor, got {got}. Embeddings go to inputs_embeds."
+        )
+    try:
+        return nn.functional.embedding(input_ids, table)
+    except IndexError as error:
+        outside = input_ids[(input_ids < 0) | (input_ids >= len(table))]
+        raise ValueError(
+            f"token {int(outside[0])} is outside the vocabulary of {len(table)} tokens, which "
+            f"are 0 to {len(table) - 1}. Is this the model's own tokenizer? (Targets that do not "
+            "count may be -100, inputs may not.)"
+        ) from error

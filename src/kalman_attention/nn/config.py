@@ -9,7 +9,7 @@ from kalman_attention.ops.engines import ENGINES, REFERENCE
 
 
 @dataclass(frozen=True, kw_only=True)
-class KLALayerConfig:
+class KLAConfig:
     """Everything that defines a KLA layer.
 
     The defaults are the paper's block, with a start of our own (``diffusion`` and ``dt_max``).
@@ -110,7 +110,7 @@ _WORDS = {
 }
 
 
-def _check_words(config: KLALayerConfig) -> None:
+def _check_words(config: KLAConfig) -> None:
     for name, words in _WORDS.items():
         if getattr(config, name) not in words:
             known = ", ".join(repr(word) for word in words)

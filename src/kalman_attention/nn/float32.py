@@ -49,9 +49,14 @@ class Float32Linear(KeepsFloat32, nn.Linear):
             return super().forward(x.to(self.weight.dtype))
 
 
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """The type to compute and keep states in: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def widened(*tensors: Tensor) -> tuple[Tensor, ...]:
     """All in the type to compute and keep states in: float64 if the first is, else float32."""
-    dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
+    dtype = at_least_float32(tensors[0].dtype)
     return tuple(x.to(dtype) for x in tensors)
 
 

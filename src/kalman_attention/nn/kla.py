@@ -13,20 +13,20 @@ be put in between, which is how the marginal likelihood (KLA+) is estimated.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
-from kalman_attention._typing import Keys, Mask, Precisions, Values
+from kalman_attention._typing import Mask, Values
 from kalman_attention.filtering.moment import KLAState
-from kalman_attention.filtering.readout import sample_readout
-from kalman_attention.nn.config import KLALayerConfig
+from kalman_attention.nn.config import KLAConfig
 from kalman_attention.nn.context import Context
+from kalman_attention.nn.float32 import at_least_float32
 from kalman_attention.nn.links import value_precision
-from kalman_attention.nn.mixer import LayerOutput
+from kalman_attention.nn.mixer import LayerOutput, Mixer, Skip
 from kalman_attention.nn.norms import l2_norm
 from kalman_attention.nn.prior import LatentPrior
+from kalman_attention.nn.readout import Evidence, Readout
 from kalman_attention.nn.short_conv import ShortConv
 from kalman_attention.ops.contract import ScanOutput
 from kalman_attention.ops.kla_scan import kla_scan, kla_step
@@ -44,62 +44,29 @@ class LayerState(NamedTuple):
     belief: KLAState
 
 
-class Evidence(NamedTuple):
-    """What each token asks (q) and says (k, v, lam_v): the token inputs of ``kla_scan``."""
-
-    q: Keys
-    k: Keys
-    v: Values
-    lam_v: Precisions
-
-
-class Readout(NamedTuple):
-    """The posterior of the read-out, with what ``write`` needs beside it.
-
-    Attributes:
-        mean: ``[B, T, D]``.
-        variance: likewise, or None when it was not asked for.
-        stream: the convolved stream u, ``[B, T, D]``.
-        gate: before its SiLU, ``[B, T, D]``.
-        evidence: the inputs of the scan, for those who want to look inside.
-        state: the state after the last token.
-    """
-
-    mean: Values
-    variance: Values | None
-    stream: Tensor
-    gate: Tensor
-    evidence: Evidence
-    state: LayerState
-
-    def sample(self, generator: torch.Generator | None = None) -> Values:
-        """One draw from the posterior; differentiable in mean and variance."""
-        if self.variance is None:
-            raise ValueError("there is no variance to sample with: read(..., return_variance=True)")
-        mean, variance = self.mean, self.variance
-        noise = torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
-        return sample_readout(mean, variance, noise)
-
-
-class KLA(nn.Module):
+class KLA(Mixer):
     """Kalman linear attention, a drop-in sequence mixer.
 
     Args:
-        config: options; ``KLALayerConfig(d_model=...)`` is the paper's block.
+        config: options; ``KLAConfig(d_model=...)`` is the paper's block.
+        **fields: the same by name, as in ``KLA(d_model=64, d_state=16)``.
 
     Attributes:
         context: set while sequences are split over processes (``parallel``); None otherwise.
     """
 
+    options: ClassVar[type[Any]] = KLAConfig
+    config: KLAConfig
     context: Context | None = None
 
-    def __init__(self, config: KLALayerConfig) -> None:
-        super().__init__()
-        self.config = config
+    def __init__(self, config: KLAConfig | None = None, **fields: Any) -> None:
+        super().__init__(config, **fields)
+        config = self.config
         d_model, D, N = config.d_model, config.width, config.d_state
         value = D if config.value == "project" else 0
         precision = D if config.precision_rank is None else config.precision_rank
         self._split = [value, precision, 2 * N]
+        self.skip = None if config.skip is None else Skip(D, config.skip)
         self.in_proj = nn.Linear(d_model, 2 * D, bias=False)
         self.conv = ShortConv(D, config.conv_kernel)
         # One product for all that the stream gives: the narrow key and query come for free.
@@ -108,21 +75,16 @@ class KLA(nn.Module):
         if config.precision_rank is not None:
             self.precision_up = nn.Linear(config.precision_rank, D, bias=False)
         self.prior = LatentPrior(config)
-        self.skip = None if config.skip is None else nn.Parameter(torch.empty(D))
         self.out_proj = nn.Linear(D, d_model, bias=False)
-        self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Set the skip to its start; the modules inside start themselves."""
-        if self.skip is not None and self.config.skip is not None:
-            nn.init.constant_(self.skip, self.config.skip)
-
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> LayerState:
+    def init_state(
+        self, batch_size: int, *, capacity: int = 0, like: Tensor | None = None
+    ) -> LayerState:
         """State before the first token; its size does not depend on ``capacity``."""
-        like = self.in_proj.weight
-        return LayerState(self.conv.init_window(batch_size, like), self.prior.initial(batch_size))
+        window = self.conv.init_window(batch_size, self._like(like))
+        return LayerState(window, self.prior(batch_size).belief)
 
-    def forward(
+    def mix(
         self,
         x: Tensor,
         state: LayerState | None = None,
@@ -131,23 +93,9 @@ class KLA(nn.Module):
         *,
         return_variance: bool = False,
     ) -> LayerOutput:
-        """Mix a sequence, going on from ``state``.
-
-        Args:
-            x: ``[B, T, d_model]``; T may be 0.
-            state: state of the last call on the same rows; None starts from the prior.
-            mask: ``[B, T]`` bool, False for padding, which leaves the state exactly as it was.
-            cu_seqlens: borders of documents packed into one row (B = 1), ``[n + 1]`` int; states
-                are then per document.
-            return_variance: also return the posterior variance of the read-out.
-
-        Returns:
-            ``LayerOutput(y, variance, state)``.
-        """
-        found = self.read(x, state, mask, cu_seqlens, return_variance=return_variance)
-        return LayerOutput(
-            self.write(found.mean, found.stream, found.gate), found.variance, found.state
-        )
+        """Mix a piece of sequences, going on from ``state``, or from the prior; see ``Mixer``."""
+        self._check(x, mask, cu_seqlens)
+        return self._through(self.read(x, state, mask, cu_seqlens, return_variance=return_variance))
 
     def step(
         self,
@@ -157,11 +105,9 @@ class KLA(nn.Module):
         mask: Mask | None = None,
         return_variance: bool = False,
     ) -> LayerOutput:
-        """One token ``[B, d_model]`` (mask ``[B]``); equal to ``forward`` on a sequence of one."""
-        found = self.read_step(x, state, mask=mask, return_variance=return_variance)
-        return LayerOutput(
-            self.write(found.mean, found.stream, found.gate), found.variance, found.state
-        )
+        """One token ``[B, d_model]`` (mask ``[B]``); equal to ``mix`` on sequences of one."""
+        self._check(x, mask, axes=2)
+        return self._through(self.read(x, state, mask, return_variance=return_variance))
 
     def read(
         self,
@@ -172,61 +118,24 @@ class KLA(nn.Module):
         *,
         return_variance: bool = False,
     ) -> Readout:
-        """Everything up to the posterior of the read-out; arguments as for ``forward``."""
+        """Everything up to the posterior of the read-out; arguments as for ``mix``.
+
+        One token ``[B, d_model]``, with mask ``[B]`` and a state, is as good as a sequence, and
+        sooner: the discretised dynamics are remembered.
+        """
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)  # whatever stands in padding, even NaN
         stream, gate = self.in_proj(x).chunk(2, -1)  # [B, T, D] each
         window, belief = (None, None) if state is None else state
-        scan: Callable[..., ScanOutput] = kla_scan
         if self.context is not None:
             first = self.conv.init_window(x.shape[0], stream) if window is None else window
             window = self.context.window(stream, first, mask, cu_seqlens)
-            scan = self.context.scan
         u, window = self.conv(stream, window, mask, cu_seqlens)
         u = nn.functional.silu(u)
         evidence = self.evidence(u)
-        if belief is None and self.config.prior != "unit":
-            belief = self.prior.initial(x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1)
-        a_bar, p_bar = (_match(z, evidence.v) for z in self.prior())
-        y, y_var, belief = scan(
-            *evidence,
-            a_bar,
-            p_bar,
-            state=None if belief is None else KLAState(*(_match(z, evidence.v) for z in belief)),
-            mask=mask,
-            cu_seqlens=cu_seqlens,
-            return_variance=return_variance,
-            engine=self.config.engine or "auto",
-        )
-        return Readout(y, y_var, u, gate, evidence, LayerState(window, belief))
-
-    def read_step(
-        self,
-        x: Tensor,
-        state: LayerState,
-        *,
-        mask: Mask | None = None,
-        return_variance: bool = False,
-    ) -> Readout:
-        """``read`` for one token, ``[B, d_model]``, with the discretised dynamics remembered."""
-        if mask is not None:
-            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
-        stream, gate = self.in_proj(x).chunk(2, -1)  # [B, D] each
-        u, window = self.conv.step(stream, state.conv, mask)
-        u = nn.functional.silu(u)
-        evidence = self.evidence(u)
-        a_bar, p_bar = (_match(z, evidence.v) for z in self.prior.cached())
-        belief = KLAState(*(_match(z, evidence.v) for z in state.belief))
-        y, y_var, belief = kla_step(
-            *evidence,
-            a_bar,
-            p_bar,
-            belief,
-            mask=mask,
-            return_variance=return_variance,
-            engine=self.config.engine or "auto",
-        )
-        return Readout(y, y_var, u, gate, evidence, LayerState(window, belief))
+        filtered = self._step if x.dim() == 2 else self._scan
+        y, y_var, belief = filtered(evidence, belief, mask, cu_seqlens, return_variance)
+        return Readout(y, y_var, (u, gate), evidence, LayerState(window, belief))
 
     def evidence(self, u: Tensor) -> Evidence:
         """Value, precision, key and query from the convolved stream ``[..., D]``."""
@@ -245,16 +154,67 @@ class KLA(nn.Module):
 
         Args:
             latent: the posterior mean, or samples, ``[..., T, D]``; leading axes broadcast.
-            stream: of the ``Readout``, ``[B, T, D]``.
-            gate: likewise.
+            stream: first of ``Readout.context``, the convolved stream u, ``[B, T, D]``.
+            gate: second of ``Readout.context``, before its SiLU, ``[B, T, D]``.
 
         Returns:
             ``[..., T, d_model]``.
         """
         if self.skip is not None:
-            latent = torch.addcmul(latent, stream, self.skip.to(latent.dtype))
+            latent = self.skip(latent, stream)
         y: Tensor = self.out_proj(latent * nn.functional.silu(gate))
         return y
+
+    def _scan(
+        self,
+        evidence: Evidence,
+        belief: KLAState | None,
+        mask: Mask | None,
+        cu_seqlens: Tensor | None,
+        return_variance: bool,
+    ) -> ScanOutput:
+        rows = evidence.v.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+        a_bar, p_bar, first = self.prior(rows if belief is None else 0)
+        if belief is None and self.config.prior != "unit":  # which is the op's own
+            belief = first
+        scan: Callable[..., ScanOutput] = kla_scan if self.context is None else self.context.scan
+        return scan(
+            *evidence,
+            _match(a_bar, evidence.v),
+            _match(p_bar, evidence.v),
+            state=None if belief is None else KLAState(*(_match(z, evidence.v) for z in belief)),
+            mask=mask,
+            cu_seqlens=cu_seqlens,
+            return_variance=return_variance,
+            engine=self.config.engine or "auto",
+        )
+
+    def _step(
+        self,
+        evidence: Evidence,
+        belief: KLAState | None,
+        mask: Mask | None,
+        cu_seqlens: Tensor | None,
+        return_variance: bool,
+    ) -> ScanOutput:
+        if belief is None:
+            raise ValueError(
+                "one token [B, d_model] goes on from a state: pass that of the last call, or "
+                "init_state(batch_size). A sequence has a time axis: [B, T, d_model]."
+            )
+        a_bar, p_bar, _ = self.prior.cached()
+        return kla_step(
+            *evidence,
+            _match(a_bar, evidence.v),
+            _match(p_bar, evidence.v),
+            KLAState(*(_match(z, evidence.v) for z in belief)),
+            mask=mask,
+            return_variance=return_variance,
+            engine=self.config.engine or "auto",
+        )
+
+    def _through(self, found: Readout) -> LayerOutput:
+        return LayerOutput(self.write(found.mean, *found.context), found.variance, found.state)
 
     def extra_repr(self) -> str:
         """The options that shape the filter."""
@@ -264,4 +224,4 @@ class KLA(nn.Module):
 
 def _match(x: Tensor, tokens: Tensor) -> Tensor:
     """Float32, or float64 where the tokens are."""
-    return x.to(torch.float64 if tokens.dtype == torch.float64 else torch.float32)
+    return x.to(at_least_float32(tokens.dtype))

@@ -1,15 +1,20 @@
 """What a sequence mixer is: anything a block can hold between its norm and its residual."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Mask
+from kalman_attention.ops.checks import require_mask, require_packing
+
+Options = TypeVar("Options")
 
 
 class LayerOutput(NamedTuple):
-    """What every mixer returns, always.
+    """What ``mix`` and ``step`` of every mixer return, always.
 
     Attributes:
         y: output, ``[B, T, d_model]`` (``[B, d_model]`` from ``step``); 0 at padding.
@@ -23,21 +28,49 @@ class LayerOutput(NamedTuple):
     state: Any
 
 
-class Mixer(Protocol):
-    """The interface of ``nn.KLA`` and of every baseline.
+class Mixer(nn.Module):
+    """The interface of ``nn.KLA`` and of every baseline: ``layer(x)`` is a tensor like ``x``.
 
-    A state is a named tuple of tensors with one row per sequence first (and of such tuples), or of
-    plain values that all rows share. Windows of convolutions are in fields named ``conv``.
-    Parameters start by the ``reset_parameters`` of the modules that hold them, inner ones first;
-    the model around then scales ``out_proj`` and touches nothing else.
+    A mixer writes ``mix``, ``step`` and ``init_state``. A state is a named tuple of tensors with
+    one row per sequence first (and of such tuples), or of plain values that all rows share.
+    Windows of convolutions are in fields named ``conv``. Parameters start by the
+    ``reset_parameters`` of the modules that hold them; the model around then scales ``out_proj``
+    and touches nothing else. They are used inside the ``forward`` of those modules only, where
+    hooks see it: a mixer whose weights rest on a disk works like any other.
+
+    Args:
+        config: options, of the class in ``options``.
+        **fields: the same by name, as in ``KLA(d_model=64, d_state=16)``.
 
     Attributes:
+        options: the dataclass of the mixer's options; it has ``d_model``, and defaults for
+            everything else.
         out_proj: the matrix that writes into the residual stream; deep stacks start it smaller.
     """
 
+    options: ClassVar[type[Any]]
     out_proj: nn.Linear
 
-    def __call__(
+    def __init__(self, config: Any = None, **fields: Any) -> None:
+        super().__init__()
+        self.config = settle_config(type(self).__name__, self.options, config, fields)
+
+    def forward(
+        self, x: Tensor, mask: Mask | None = None, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
+        """Mix whole sequences.
+
+        Args:
+            x: ``[B, T, d_model]``; T may be 0.
+            mask: ``[B, T]`` bool, False for padding, which is not seen; 0 comes out there.
+            cu_seqlens: borders of documents packed into one row (B = 1), ``[n + 1]`` int.
+
+        Returns:
+            ``[B, T, d_model]``.
+        """
+        return self.mix(x, None, mask, cu_seqlens).y
+
+    def mix(
         self,
         x: Tensor,
         state: Any = None,
@@ -46,18 +79,134 @@ class Mixer(Protocol):
         *,
         return_variance: bool = False,
     ) -> LayerOutput:
-        """Mix a sequence ``[B, T, d_model]``, going on from ``state``."""
-        ...
+        """Mix a piece of sequences, going on from ``state``.
+
+        Args:
+            x: ``[B, T, d_model]``; T may be 0.
+            state: state of the last call on the same rows; None starts afresh.
+            mask: ``[B, T]`` bool, False for padding, which leaves the state exactly as it was.
+            cu_seqlens: borders of documents packed into one row (B = 1), ``[n + 1]`` int; states
+                are then per document.
+            return_variance: also return the posterior variance of the read-out, if there is one.
+
+        Returns:
+            ``LayerOutput(y, variance, state)``.
+        """
+        raise NotImplementedError
 
     def step(
         self, x: Tensor, state: Any, *, mask: Mask | None = None, return_variance: bool = False
     ) -> LayerOutput:
-        """Mix one token ``[B, d_model]``."""
-        ...
+        """One token ``[B, d_model]`` (mask ``[B]``); equal to ``mix`` on sequences of one."""
+        raise NotImplementedError
 
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
-        """The state before the first token; ``capacity`` is how many tokens will follow."""
-        ...
+    def init_state(self, batch_size: int, *, capacity: int = 0, like: Tensor | None = None) -> Any:
+        """The state before the first token.
+
+        Args:
+            batch_size: number of sequences.
+            capacity: how many tokens will follow; a mixer whose memory grows sets it aside.
+            like: a tensor with the device and dtype of the tokens; None for those of the weights.
+        """
+        raise NotImplementedError
+
+    def _like(self, like: Tensor | None) -> Tensor:
+        """What new states are like; quantised weights do not say."""
+        if like is not None:
+            return like
+        return next(p for p in self.parameters() if p.is_floating_point())
+
+    def _check(
+        self, x: Tensor, mask: Mask | None, cu_seqlens: Tensor | None = None, *, axes: int = 3
+    ) -> None:
+        """Refuse input of the wrong shape, with a way out."""
+        check_tokens(type(self).__name__, x, self.config.d_model, axes)
+        if cu_seqlens is not None:
+            require_packing(x, mask, cu_seqlens)
+        if mask is not None:
+            require_mask(mask, tuple(x.shape[:-1]), "[B, T]" if axes == 3 else "[B]")
+
+
+class Skip(nn.Module):
+    """y + weight u: a path past the recurrence, with a weight per channel.
+
+    Args:
+        width: number of channels.
+        start: initial weight.
+    """
+
+    parameter_group: ClassVar[str] = "vector"
+
+    def __init__(self, width: int, start: float = 1.0) -> None:
+        super().__init__()
+        self.start = start
+        self.weight = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set all weights to their start."""
+        if self.weight.is_meta:
+            return  # nothing to start, and torch would import its compiler for it
+        nn.init.constant_(self.weight, self.start)
+
+    def forward(self, y: Tensor, u: Tensor) -> Tensor:
+        """Add the stream u, ``[..., D]`` both; leading axes broadcast."""
+        return torch.addcmul(y, u, self.weight.to(y.dtype))
+
+
+def settle_config(who: str, kind: type[Options], config: Any, fields: dict[str, Any]) -> Options:
+    """Options given as a whole, or field by field.
+
+    Args:
+        who: whose they are, for messages.
+        kind: the dataclass of the options.
+        config: an instance of it, or None.
+        fields: its fields by name.
+    """
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    if isinstance(config, kind) and not fields:
+        return config
+    if config is not None:
+        got = f"both {type(config).__name__} and {', '.join(fields)}" if fields else repr(config)
+        raise ValueError(
+            f"{who} takes one {kind.__name__}, or its fields by name as in "
+            f"{who}({names[0]}=64); got {got}."
+        )
+    unknown = [name for name in fields if name not in names]
+    if unknown:
+        raise ValueError(f"{who} has no option {', '.join(unknown)}. It has: {', '.join(names)}.")
+    required = [
+        field.name
+        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+        if field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+        and field.name not in fields
+    ]
+    if required:
+        raise ValueError(
+            f"{who} needs {', '.join(required)}: pass a {kind.__name__}, or its fields by name."
+        )
+    return kind(**fields)
+
+
+def check_tokens(who: str, x: Tensor, d_model: int, axes: int) -> None:
+    """Tokens must be floating point, ``[B, T, d_model]`` (3 axes) or ``[B, d_model]`` (2)."""
+    legend = "[B, T, d_model]" if axes == 3 else "[B, d_model]"
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"{who} takes floating-point tensors {legend}, got {got}.")
+    if x.dim() != axes:
+        way = (
+            "Add a batch axis to one sequence with unsqueeze(0); one token per row goes to step."
+            if axes == 3
+            else "One token per row has no time axis; sequences go to mix."
+        )
+        raise ValueError(f"x is {list(x.shape)} but {who} takes {legend} here. {way}")
+    if x.shape[-1] != d_model:
+        raise ValueError(
+            f"x is {list(x.shape)}, {x.shape[-1]} wide, but this {who} was made with d_model = "
+            f"{d_model}. Project x to that width, or make the layer with d_model={x.shape[-1]}."
+        )
 
 
 def map_state(change: Callable[[Tensor], Tensor], state: Any) -> Any:

@@ -14,7 +14,6 @@ def mix_documents(
     mix: Callable[[Tensor, Any, Mask], LayerOutput],
     x: Tensor,
     state: Any,
-    mask: Mask | None,
     cu_seqlens: Tensor,
 ) -> LayerOutput:
     """Unpack the documents into rows, mix, and pack them again.
@@ -23,17 +22,11 @@ def mix_documents(
         mix: a mixer: tokens ``[n, longest, d_model]``, states, mask to output.
         x: documents one after the other, ``[1, T, d_model]``.
         state: one row per document, or None.
-        mask: must be None; a packed row has no padding.
         cu_seqlens: borders of the n documents, ``[n + 1]`` int.
 
     Returns:
         The output in the layout of x, with one state per document.
     """
-    if mask is not None or x.shape[0] != 1:
-        raise ValueError(
-            "cu_seqlens packs documents into one row: B must be 1 and mask None, got B = "
-            f"{x.shape[0]} and {'a' if mask is not None else 'no'} mask."
-        )
     bounds = cu_seqlens.to(device=x.device, dtype=torch.int64)
     lengths = bounds.diff()
     offset = torch.arange(int(lengths.max()), device=x.device)

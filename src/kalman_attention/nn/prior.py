@@ -9,16 +9,23 @@ from torch import Tensor, nn
 from kalman_attention._typing import Dynamics
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.ou import discretise
-from kalman_attention.nn.config import KLALayerConfig
+from kalman_attention.nn.config import KLAConfig
 from kalman_attention.nn.float32 import KeepsFloat32
 from kalman_attention.nn.links import inverse_softplus, log_uniform
 
 
-class Discretised(NamedTuple):
-    """The dynamics per token, ``[N, D]`` each."""
+class PriorValues(NamedTuple):
+    """What is known of the latent before any token.
+
+    Attributes:
+        a_bar: decay per token, ``[N, D]``.
+        p_bar: variance of the process noise per token, ``[N, D]``.
+        belief: before the first token, ``[rows, N, D]``.
+    """
 
     a_bar: Dynamics
     p_bar: Dynamics
+    belief: KLAState
 
 
 class LatentPrior(KeepsFloat32):
@@ -33,7 +40,7 @@ class LatentPrior(KeepsFloat32):
 
     parameter_group: ClassVar[str] = "state_space"
 
-    def __init__(self, config: KLALayerConfig) -> None:
+    def __init__(self, config: KLAConfig) -> None:
         super().__init__()
         self.config = config
         shape = (config.d_state, config.width)
@@ -48,7 +55,7 @@ class LatentPrior(KeepsFloat32):
         self.raw_dt = parameter(config.discretisation != "none")
         self.mean_0 = parameter(config.prior == "learned")
         self.log_variance_0 = parameter(config.prior == "learned")
-        self._cached: tuple[tuple[Any, ...], Discretised] | None = None
+        self._cached: tuple[tuple[Any, ...], PriorValues] | None = None
         self.reset_parameters()
 
     @torch.no_grad()
@@ -73,18 +80,22 @@ class LatentPrior(KeepsFloat32):
             if first is not None:
                 first.zero_()
 
-    def forward(self) -> Discretised:
-        """Discretised dynamics, and a note of them for ``cached``."""
+    def forward(self, rows: int = 0) -> PriorValues:
+        """Discretised dynamics, and the belief before the first token of ``rows`` sequences.
+
+        Without rows, the dynamics are noted for ``cached``.
+        """
         a, p, dt = self._continuous()
         if self.config.discretisation == "ou":
-            found = Discretised(*discretise(a, p, dt))
+            a_bar, p_bar = discretise(a, p, dt)
         else:
-            found = Discretised(torch.exp(-a * dt), p * p * dt)
-        if not torch.compiler.is_compiling():
+            a_bar, p_bar = torch.exp(-a * dt), p * p * dt
+        found = PriorValues(a_bar, p_bar, self._initial(rows, a * dt, p_bar))
+        if rows == 0 and not torch.compiler.is_compiling():
             self._cached = None if found.a_bar.requires_grad else (self._fingerprint(), found)
         return found
 
-    def cached(self) -> Discretised:
+    def cached(self) -> PriorValues:
         """The same, without computing anything as long as no parameter has changed.
 
         For decoding. Knows of every change that torch counts: optimiser steps, loading, moving.
@@ -94,16 +105,14 @@ class LatentPrior(KeepsFloat32):
         version, found = self._cached
         return found if version == self._fingerprint() else self()
 
-    def initial(self, rows: int) -> KLAState:
-        """The belief before the first token, for ``rows`` sequences, ``[rows, N, D]``."""
+    def _initial(self, rows: int, rate: Tensor, p_bar: Dynamics) -> KLAState:
         if self.mean_0 is not None and self.log_variance_0 is not None:
             first = (self.mean_0, self.log_variance_0.exp())
             return KLAState(*(x.expand(rows, -1, -1) for x in first))
         shape, like = (rows, *self.log_a.shape), self.log_a
         if self.config.prior == "stationary":
-            a, _, dt = self._continuous()
             # p_bar / (1 - a_bar^2), which for the exact discretisation is p^2 / (2 a).
-            variance = self().p_bar / -torch.expm1(-2.0 * a * dt)
+            variance = p_bar / -torch.expm1(-2.0 * rate)
             return KLAState(variance.new_zeros(shape), variance.expand(shape))
         return KLAState.unit_prior(*shape, dtype=like.dtype, device=like.device)
 

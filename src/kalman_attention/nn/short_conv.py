@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Mask
+from kalman_attention.nn.float32 import at_least_float32
 
 
 class ShortConv(nn.Module):
@@ -54,13 +55,13 @@ class ShortConv(nn.Module):
         """Convolve a sequence.
 
         Args:
-            x: ``[B, T, D]``; T may be 0.
+            x: ``[B, T, D]``, T may be 0; or one token per row, ``[B, D]``.
             window: the last K - 1 tokens before x, ``[R, K - 1, D]``; zeros if None.
-            mask: ``[B, T]`` bool, False for padding, which the filter does not see.
+            mask: ``[B, T]`` (``[B]``) bool, False for padding, which the filter does not see.
             cu_seqlens: borders of documents packed into one row, ``[n + 1]``.
 
         Returns:
-            The output ``[B, T, D]`` (0 at padding) and the new window ``[R, K - 1, D]``.
+            The output, of the shape of x (0 at padding), and the new window ``[R, K - 1, D]``.
         """
         rows = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
         if window is None:
@@ -72,16 +73,18 @@ class ShortConv(nn.Module):
                 "sequence. Pass the state that came out of the last call on the same rows."
             )
         window = window.to(x.dtype)
+        if x.dim() == 2:
+            return self._token(x, window, mask)
         if cu_seqlens is not None:
             return self._packed(x, window, cu_seqlens)
         if mask is not None:
             return self._masked(x, window, mask)
         return self._convolve(x, window), _last(window, x)
 
-    def step(self, x: Tensor, window: Tensor, mask: Mask | None = None) -> tuple[Tensor, Tensor]:
+    def _token(self, x: Tensor, window: Tensor, mask: Mask | None) -> tuple[Tensor, Tensor]:
         """One token ``[B, D]``; the same arithmetic without the T axis."""
-        taps = torch.cat([window.to(x.dtype), x.unsqueeze(1)], 1)  # [B, K, D]
-        dtype = _wide(x.dtype)
+        taps = torch.cat([window, x.unsqueeze(1)], 1)  # [B, K, D]
+        dtype = at_least_float32(x.dtype)
         y = (self._offset().to(dtype) + (taps * self.weight.to(dtype)).sum(1)).to(x.dtype)
         new = taps[:, 1:]
         if mask is not None:
@@ -133,13 +136,9 @@ def _last(window: Tensor, x: Tensor) -> Tensor:
     return torch.cat([window[:, min(T, W) :], x[:, max(T - W, 0) :]], 1)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def _plain_conv(x: Tensor, window: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The convolution for compilers, which fuse the taps and differentiate them themselves."""
-    dtype, T = _wide(x.dtype), x.shape[1]
+    dtype, T = at_least_float32(x.dtype), x.shape[1]
     row, w = torch.cat([window, x], 1).to(dtype), weight.to(dtype)
     taps = [row[:, j : j + T] * w[j] for j in range(weight.shape[0])]
     return (bias.to(dtype) + sum(taps)).to(x.dtype)
@@ -153,7 +152,7 @@ class _CausalConv(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, window: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        dtype, T, K = _wide(x.dtype), x.shape[1], weight.shape[0]
+        dtype, T, K = at_least_float32(x.dtype), x.shape[1], weight.shape[0]
         w = weight.to(dtype)
         y = torch.addcmul(bias.to(dtype), x.to(dtype), w[K - 1])
         for back in range(1, K):
@@ -170,7 +169,7 @@ class _CausalConv(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x, window, weight = ctx.saved_tensors
-        dtype, T, K = _wide(x.dtype), x.shape[1], weight.shape[0]
+        dtype, T, K = at_least_float32(x.dtype), x.shape[1], weight.shape[0]
         w, dy = weight.to(dtype), dy.to(dtype)
         dx = dy * w[K - 1]
         dwindow = torch.zeros_like(window, dtype=dtype)

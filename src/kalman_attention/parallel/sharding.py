@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from kalman_attention.models.stack import BlockStack
 
 _MODEL_METHODS = ("loss", "read", "write", "head_logits", "logits")
-_BLOCK_METHODS = ("hold", "resume")
+_BLOCK_METHODS = ("resume",)
 
 
 def shard(model: nn.Module, mesh: DeviceMesh) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from kalman_attention.baselines.mamba import MambaConfig
 from kalman_attention.models.config import LanguageModelConfig
-from kalman_attention.nn.config import KLALayerConfig
+from kalman_attention.nn.config import KLAConfig
 from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, best, notes
 from kalman_attention.recipes.table import Table
@@ -134,7 +134,7 @@ def _run(setting: A5Scale, name: str, length: int, depth: int, seed: int) -> Tas
             vocab_size=make_task("a5", **options).vocab_size,
             d_model=d_model,
             plan=(name,) * depth,
-            kla=KLALayerConfig(d_model=d_model, d_state=16),
+            kla=KLAConfig(d_model=d_model, d_state=16),
             mamba=MambaConfig(d_model=d_model, d_state=16),
             # KLA and Mamba blocks hold a gate of their own; attention is nothing without an MLP.
             mlp="relu2" if name == "attention" else "none",

@@ -5,7 +5,7 @@ from typing import Any
 
 from kalman_attention.baselines.mamba import MambaConfig
 from kalman_attention.models.config import LanguageModelConfig
-from kalman_attention.nn.config import KLALayerConfig
+from kalman_attention.nn.config import KLAConfig
 from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, best
 from kalman_attention.recipes.table import Table, percent
@@ -39,7 +39,7 @@ def _run(name: str) -> TaskRun:
             vocab_size=make_task("selective_copying", **TASK).vocab_size,
             d_model=_WIDTH,
             plan=(name,),
-            kla=KLALayerConfig(d_model=_WIDTH, d_state=8),
+            kla=KLAConfig(d_model=_WIDTH, d_state=8),
             mamba=MambaConfig(d_model=_WIDTH, d_state=16, expand=1),
         ),
         batch_size=64,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kalman_attention.models.config import LanguageModelConfig
-from kalman_attention.nn.config import KLALayerConfig
+from kalman_attention.nn.config import KLAConfig
 from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, mean_of_best, notes
 from kalman_attention.recipes.table import Table, percent
@@ -83,7 +83,7 @@ def cells(scale: Scale) -> list[Cell]:
 def _run(setting: DepthScale, depth: int, variant: Literal["ou", "none"], seed: int) -> TaskRun:
     d_model = setting.d_model
     vocabulary = make_task("selective_copying", **setting.options).vocab_size
-    layer = KLALayerConfig(d_model=d_model, d_state=8, discretisation=variant)
+    layer = KLAConfig(d_model=d_model, d_state=8, discretisation=variant)
     return TaskRun(
         task="selective_copying",
         task_options=setting.options,

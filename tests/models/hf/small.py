@@ -2,7 +2,7 @@
 
 import torch
 
-from kalman_attention.hf import KLAConfig, KLAForCausalLM
+from kalman_attention.hf import KLAForCausalLM, KLAHFConfig
 from tests.models.small import PLANS, VOCABULARY, text
 
 PAD = 0
@@ -19,7 +19,7 @@ def config(plan="kla*2", **options):
     }
     if "mamba" in plan:
         defaults["mixer_options"] = {"mamba": {"d_state": 4}}
-    return KLAConfig(layer_types=plan, **{**defaults, **options})
+    return KLAHFConfig(layer_types=plan, **{**defaults, **options})
 
 
 def small(plan="kla*2", seed=0, **options):

@@ -6,12 +6,12 @@ import pytest
 
 from kalman_attention import (
     AttentionConfig,
-    KLALayerConfig,
+    KLAConfig,
     LanguageModelConfig,
     MambaConfig,
     preset,
 )
-from kalman_attention.hf import KLAConfig
+from kalman_attention.hf import KLAHFConfig
 from kalman_attention.models.hf import configuration_kla as words
 from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.presets import PRESETS
@@ -28,11 +28,11 @@ def same(one, other):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_survive_the_translation(name):
-    same(KLAConfig.from_native(name).to_native(), preset(name))
+    same(KLAHFConfig.from_native(name).to_native(), preset(name))
 
 
 def test_defaults_are_a_preset():
-    same(KLAConfig().to_native(), preset("kla-45m"))
+    same(KLAHFConfig().to_native(), preset("kla-45m"))
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,9 @@ def test_defaults_are_a_preset():
         (
             LanguageModelConfig,
             words._MODEL,
-            {"plan", *MIXERS, "encoder_width", "decoder_widths"},
+            {"plan", *MIXERS, "others", "encoder_width", "decoder_widths"},
         ),
-        (KLALayerConfig, words._KLA, {"d_model"}),
+        (KLAConfig, words._KLA, {"d_model"}),
         (AttentionConfig, words._ATTENTION, {"d_model"}),
     ],
 )
@@ -64,14 +64,14 @@ def test_all_options_through_json(tmp_path):
         vocab_size=11,
         d_model=8,
         plan="attention + kla*2",
-        kla=KLALayerConfig(d_model=8, **options),
+        kla=KLAConfig(d_model=8, **options),
         attention=AttentionConfig(d_model=8, num_heads=2, qk_norm=False),
         mlp="swiglu",
         logit_softcap=15.0,
         tie_embeddings=True,
     )
-    KLAConfig.from_native(native, loss="marginal", eos_token_id=3).save_pretrained(tmp_path)
-    found = KLAConfig.from_pretrained(tmp_path)
+    KLAHFConfig.from_native(native, loss="marginal", eos_token_id=3).save_pretrained(tmp_path)
+    found = KLAHFConfig.from_pretrained(tmp_path)
     same(found.to_native(), native)
     assert (found.loss, found.eos_token_id) == ("marginal", 3)
 
@@ -83,7 +83,7 @@ def test_layer_types():
         "linear_attention",
     ]
     assert config(["linear_attention", "full_attention"]).mixers == ("kla", "attention")
-    assert KLAConfig(num_hidden_layers=3).mixers == ("kla",) * 3
+    assert KLAHFConfig(num_hidden_layers=3).mixers == ("kla",) * 3
     assert config("kla*5").num_hidden_layers == 5
     mixed = config("attention + mamba + kla")
     assert mixed.layer_types == ["full_attention", "linear_attention", "linear_attention"]
@@ -98,8 +98,8 @@ def test_other_mixers_through_json(tmp_path):
         mamba=MambaConfig(d_model=8, d_state=3, expand=1),
         attention=AttentionConfig(d_model=8, num_heads=2, rotary_base=None),
     )
-    KLAConfig.from_native(native).save_pretrained(tmp_path)
-    found = KLAConfig.from_pretrained(tmp_path)
+    KLAHFConfig.from_native(native).save_pretrained(tmp_path)
+    found = KLAHFConfig.from_pretrained(tmp_path)
     same(found.to_native(), native)
     assert found.mixer_options["mamba"]["d_state"] == 3
     # What is left out has its default, and options of mixers outside the plan are kept.

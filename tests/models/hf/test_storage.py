@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from kalman_attention import LanguageModel, load_model, save_model
-from kalman_attention.hf import KLAConfig, KLAForCausalLM, KLAModel
+from kalman_attention.hf import KLAForCausalLM, KLAHFConfig, KLAModel
 from kalman_attention.models.mixers import MIXERS
 from kalman_attention.train.optim import group_names
 from tests.models import small as native_models
@@ -21,7 +21,7 @@ DYNAMICS = ("log_a", "raw_p", "raw_dt", "mean_0", "log_variance_0")
 def test_auto_classes_read_what_was_saved(tmp_path, plan, tied):
     model, ids = small(plan, tie_word_embeddings=tied, mlp="relu2"), text(2, 6)
     model.save_pretrained(tmp_path)
-    assert isinstance(AutoConfig.from_pretrained(tmp_path), KLAConfig)
+    assert isinstance(AutoConfig.from_pretrained(tmp_path), KLAHFConfig)
     found = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert isinstance(found, KLAForCausalLM)
     assert torch.equal(found(ids).logits, model(ids).logits)
@@ -145,7 +145,7 @@ def test_missing_keys_start_as_natively_and_the_others_are_kept(tmp_path):
     tensors = load_file(tmp_path / "model.safetensors")
     missing = [
         "model.blocks.0.mixer.prior.raw_dt",
-        "model.blocks.0.mixer.skip",
+        "model.blocks.0.mixer.skip.weight",
         "model.blocks.0.mixer.out_proj.weight",
         "model.blocks.0.mixer.conv.weight",
         "model.blocks.1.norm.weight",
@@ -170,14 +170,13 @@ def test_missing_keys_start_as_natively_and_the_others_are_kept(tmp_path):
 
 
 def test_a_missing_key_does_not_start_its_neighbours_again(tmp_path):
-    # The mLSTM starts matrices inside it in its own way, after they started themselves.
     model = small("mlstm", hidden_size=64)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(3.0)
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    missing = ["model.blocks.0.mixer.skip", "model.blocks.0.mixer.gates.bias"]
+    missing = ["model.blocks.0.mixer.skip.weight", "model.blocks.0.mixer.gates.bias"]
     for name in missing:
         del tensors[name]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
@@ -186,7 +185,7 @@ def test_a_missing_key_does_not_start_its_neighbours_again(tmp_path):
     for name, value in model.named_parameters():
         assert torch.equal(found.get_parameter(name), value) == (name not in missing), name
     mixer = found.model.blocks[0].mixer
-    assert bool((mixer.skip == 1).all())
+    assert bool((mixer.skip.weight == 1).all())
     assert mixer.gates.bias[4:].tolist() == [3.0, 4.0, 5.0, 6.0]
 
 

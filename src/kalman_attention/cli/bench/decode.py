@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kalman_attention import KLALayerConfig, LanguageModel, LanguageModelConfig
+from kalman_attention import KLAConfig, LanguageModel, LanguageModelConfig
 from kalman_attention.cli.bench.layer import settings
 from kalman_attention.cli.bench.measure import fastest, save_results
 from kalman_attention.cli.table import render
@@ -82,7 +82,7 @@ def build(mixer: str, args: argparse.Namespace) -> LanguageModel:
         vocab_size=_VOCABULARY,
         d_model=args.width,
         plan=(mixer,) * args.depth,
-        kla=KLALayerConfig(d_model=args.width, d_state=args.state),
+        kla=KLAConfig(d_model=args.width, d_state=args.state),
     )
     return LanguageModel(config).eval()
 

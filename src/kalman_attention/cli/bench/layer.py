@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kalman_attention import KLA, Attention, AttentionConfig, KLALayerConfig
+from kalman_attention import KLA, Attention, AttentionConfig, KLAConfig
 from kalman_attention.cli.bench.measure import fastest, layer_pass, save_results
 from kalman_attention.cli.table import render
 
@@ -64,7 +64,7 @@ class Products(nn.Module):
 
 def build_sides(args: argparse.Namespace) -> dict[str, nn.Module]:
     """What is compared, by name."""
-    config = KLALayerConfig(
+    config = KLAConfig(
         d_model=args.width,
         d_state=args.state,
         value=args.value,

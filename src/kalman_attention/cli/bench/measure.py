@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kalman_attention import LayerOutput, kla_scan
+from kalman_attention import kla_scan
 from kalman_attention._processes import worker_processes
 from kalman_attention.recipes.machine import about
 
@@ -75,15 +75,13 @@ def layer_pass(layer: nn.Module, inputs: list[Tensor], *, backward: bool) -> Cal
     """One forward pass of a layer, or one forward and backward pass, ready to be timed.
 
     Args:
-        layer: a mixer of ours, or any module that returns a tensor or a tuple of tensors.
+        layer: any module that returns a tensor or a tuple of tensors.
         inputs: its arguments.
         backward: whether to differentiate, in the inputs and the parameters.
     """
 
     def forward() -> tuple[Tensor, ...]:
         found = layer(*inputs)
-        if isinstance(found, LayerOutput):
-            return (found.y,)
         return found if isinstance(found, tuple) else (found,)
 
     def without_gradients() -> None:

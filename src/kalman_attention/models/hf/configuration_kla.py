@@ -55,7 +55,7 @@ _ATTENTION = {
 """Native name to HuggingFace name, for each of the three native configurations."""
 
 
-class KLAConfig(PreTrainedConfig):
+class KLAHFConfig(PreTrainedConfig):
     """Everything that defines a KLA language model; the defaults are the preset ``kla-45m``.
 
     Attributes:
@@ -83,7 +83,7 @@ class KLAConfig(PreTrainedConfig):
         inner_size: channels of the filter; None means hidden_size.
         conv_kernel: taps of the causal convolution.
         value: ``"stream"`` or ``"project"``; this and the options down to ``engine`` are those of
-            ``KLALayerConfig``.
+            ``kalman_attention.KLAConfig``.
         precision_rank: as there.
         precision_link: as there.
         precision_floor: as there.
@@ -168,7 +168,7 @@ class KLAConfig(PreTrainedConfig):
             )
 
     @classmethod
-    def from_native(cls, native: LanguageModelConfig | str, **options: Any) -> "KLAConfig":
+    def from_native(cls, native: LanguageModelConfig | str, **options: Any) -> "KLAHFConfig":
         """The same model in HuggingFace's words.
 
         Args:
@@ -254,12 +254,12 @@ def _plain(options: Any) -> dict[str, Any]:
     return found
 
 
-def read_config(path: Path) -> KLAConfig:
+def read_config(path: Path) -> KLAHFConfig:
     """The configuration in a file of ``save_pretrained``; anything wrong names the file."""
     data = read_json(path)
-    known = {name: value for name, value in data.items() if name in KLAConfig.__annotations__}
+    known = {name: value for name, value in data.items() if name in KLAHFConfig.__annotations__}
     try:
-        return KLAConfig(**known)
+        return KLAHFConfig(**known)
     except Exception as error:  # transformers checks types with errors of its own
         raise ValueError(f"{path} is no configuration of a KLA model: {error}") from error
 

@@ -10,7 +10,6 @@ from transformers import GenerationConfig, GenerationMixin
 from kalman_attention.models.generation import TokenUncertainty
 from kalman_attention.models.hf.caching_kla import adopt
 from kalman_attention.models.language_model import LanguageModel
-from kalman_attention.models.output import ModelReadout
 from kalman_attention.models.uncertainty import Prediction, predict, predictions
 
 
@@ -108,21 +107,10 @@ def token_uncertainty(
     if model.config.layers[-1] != "kla" and not num_samples:
         logits = model(inputs_embeds=x, mask=real, logits_to_keep=n).logits
         return _of_chosen([predict(logits)], tokens, None)
-    read = _last(model.read(inputs_embeds=x, mask=real), n)
+    read = model.read(inputs_embeds=x, mask=real).map(lambda z: z[:, -n:])
+    assert read.variance is not None
     parts = list(predictions(model, read, num_samples=num_samples))
     return _of_chosen(parts, tokens, read.variance.float().mean(-1))
-
-
-def _last(read: ModelReadout, n: int) -> ModelReadout:
-    """The last ``n`` positions of a read-out."""
-    held, found = read.held, read.held.readout
-    found = found._replace(
-        mean=read.mean[:, -n:],
-        variance=read.variance[:, -n:],
-        stream=found.stream[:, -n:],
-        gate=found.gate[:, -n:],
-    )
-    return read._replace(held=held._replace(readout=found, residual=held.residual[:, -n:]))
 
 
 def _prompt_mask(model: Any, ids: Tensor | None, kwargs: dict[str, Any]) -> Tensor:

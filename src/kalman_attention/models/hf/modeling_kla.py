@@ -10,16 +10,16 @@ import copy
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.configuration_utils import CONFIG_NAME
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from kalman_attention.losses import marginal_nll
-from kalman_attention.models.block import Block
+from kalman_attention.models.block import Block, BlockOutput
 from kalman_attention.models.checksums import (
     check_folder,
     forget_checksums,
@@ -27,18 +27,18 @@ from kalman_attention.models.checksums import (
     write_checksums,
 )
 from kalman_attention.models.hf.caching_kla import adopt
-from kalman_attention.models.hf.configuration_kla import KLAConfig
+from kalman_attention.models.hf.configuration_kla import KLAHFConfig
 from kalman_attention.models.hf.generation_kla import KLAGenerationMixin
 from kalman_attention.models.hf.inputs_kla import next_labels, packed_borders, real_tokens
 from kalman_attention.models.language_model import LanguageModel
-from kalman_attention.models.output import ModelReadout
-from kalman_attention.models.uncertainty import Uncertainty, draw, predict_marginal
+from kalman_attention.models.stack import Variances, read_loss, walk
+from kalman_attention.models.uncertainty import Uncertainty, predictions
 from kalman_attention.models.vocabulary import Embedding, Head
 from kalman_attention.models.weights import weight_files
 from kalman_attention.nn.float32 import KeepsFloat32
-from kalman_attention.nn.mixer import LayerOutput
 from kalman_attention.nn.norms import RMSNorm
 from kalman_attention.nn.prior import LatentPrior
+from kalman_attention.nn.readout import Readout
 
 
 @dataclass
@@ -52,7 +52,7 @@ class KLAModelOutput(BaseModelOutputWithPast):
     """
 
     variances: tuple[Tensor | None, ...] | None = None
-    readout: ModelReadout | None = None
+    readout: Readout | None = None
 
 
 @dataclass
@@ -65,10 +65,10 @@ class KLACausalLMOutput(CausalLMOutputWithPast):
 class KLAPreTrainedModel(PreTrainedModel):
     """Initialisation, loading and saving of both models."""
 
-    config_class = KLAConfig
+    config_class = KLAHFConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules: ClassVar[list[str]] = ["Block"]
+    _no_split_modules: ClassVar[list[str]] = ["KLABlock"]
     # A belief cannot go back to an earlier token: rules out assisted generation.
     _is_stateful = True
     _supports_sdpa = True
@@ -131,13 +131,17 @@ class KLAPreTrainedModel(PreTrainedModel):
         return [b.mixer.out_proj for b in blocks] + [b.mlp.out_proj for b in blocks if b.mlp]
 
 
-class _Walk(NamedTuple):
-    """How to go through the blocks."""
+class KLABlock(GradientCheckpointingLayer, Block):
+    """The native block, which transformers knows how to checkpoint."""
 
-    mask: Tensor | None
-    borders: Tensor | None
-    output_variances: bool
-    hold_readout: bool
+    def __call__(self, *args: Any, **options: Any) -> BlockOutput:
+        """The block's output; what holds a posterior or shows its variance is not recomputed.
+
+        A reentrant checkpoint passes gradients to the first output only.
+        """
+        if options.get("hold") or options.get("return_variance"):
+            return nn.Module.__call__(self, *args, **options)  # type: ignore[no-any-return]
+        return super().__call__(*args, **options)  # type: ignore[no-any-return]
 
 
 class KLAModel(KLAPreTrainedModel):
@@ -147,12 +151,11 @@ class KLAModel(KLAPreTrainedModel):
         config: options.
     """
 
-    def __init__(self, config: KLAConfig) -> None:
+    def __init__(self, config: KLAHFConfig) -> None:
         super().__init__(config)
         native = config.to_native()
-        self.gradient_checkpointing = False
         self.embedding: nn.Embedding = Embedding(native.vocab_size, native.d_model)
-        self.blocks = nn.ModuleList(Block(native, mixer) for mixer in native.layers)
+        self.blocks = nn.ModuleList(KLABlock(native, mixer) for mixer in native.layers)
         self.norm = RMSNorm(native.d_model, native.norm_eps)
         # The dynamics stay float32, whatever dtype is asked for: 0.9999 has no bfloat16.
         # transformers looks for these in the names of parameters; whole paths are unambiguous.
@@ -213,66 +216,69 @@ class KLAModel(KLAPreTrainedModel):
         if borders is None and mask is None and past == 0:
             borders = packed_borders(position_ids, T)
         cache = self._without_packing(cache, borders, past)
-        walk = _Walk(mask, borders, output_variances, hold_readout)
-        hidden, variances, readout = self._through(x, cache, walk)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        out = KLAModelOutput(
-            last_hidden_state=hidden[-1],
-            past_key_values=cache,
-            hidden_states=tuple(hidden) if output_hidden_states else None,
-            variances=tuple(variances) if output_variances else None,
-            readout=readout,
+        out = self._through(
+            x, cache, mask, borders, output_variances, bool(output_hidden_states), hold_readout
         )
         return out if self._wants_dict(return_dict) else out.to_tuple()
 
     def _through(
-        self, x: Tensor, cache: Cache | None, walk: "_Walk"
-    ) -> tuple[list[Tensor], list[Tensor | None], ModelReadout | None]:
-        """Embeddings and block outputs (the last one normalised), variances, read-out if held."""
-        hidden: list[Tensor] = [x]
-        variances: list[Tensor | None] = []
-        readout = None
-        *first, last = self.stack()
-        for i, block in enumerate((*first, last)):
-            layer = None if cache is None else cache.layers[i]
-            state = None if layer is None else layer.read()
-            if block is last and walk.hold_readout:
-                held = block.hold(x, state, walk.mask, walk.borders)
-                readout = ModelReadout(held, ())
-                y = block.resume(readout.mean, *readout.context)
-                found = LayerOutput(y, readout.variance, held.readout.state)
-            else:
-                found = self._run(block, x, state, walk, block is last)
-            if layer is not None:
-                layer.write(found.state, x.shape[1])
-            x = found.y
-            hidden.append(x)
-            variances.append(found.variance)
-        hidden[-1] = self.norm(x)
-        return hidden, variances, readout
+        self,
+        x: Tensor,
+        cache: Cache | None,
+        mask: Tensor | None,
+        borders: Tensor | None,
+        output_variances: bool,
+        output_hidden_states: bool,
+        hold: bool,
+    ) -> KLAModelOutput:
+        """Walk through the blocks from what the cache holds, and let it hold what comes out."""
+        layers: list[Any] = [] if cache is None else list(cache.layers)
+        states = None if cache is None else [layer.read() for layer in layers]
+        # One token: the same numbers, sooner. (Whether there is a past does not decide.)
+        ready = states is not None and all(state is not None for state in states)
+        one = ready and x.shape[1] == 1 and borders is None and not x.requires_grad
+        hidden, variances = [x], Variances()
 
-    def stack(self) -> list[Block]:
+        def timed(z: Tensor) -> Tensor:
+            return z.unsqueeze(1) if one else z
+
+        def look(block: Block, found: BlockOutput) -> None:
+            variances(block, found)
+            if output_hidden_states:
+                hidden.append(timed(found.y))
+
+        found = walk(
+            self.stack(),
+            x[:, 0] if one else x,
+            states,
+            mask=mask[:, 0] if one and mask is not None else mask,
+            cu_seqlens=borders,
+            return_variance=output_variances,
+            sample=self.config.between_blocks == "sample",
+            hold=hold,
+            visit=look,
+        )
+        for layer, state in zip(layers, found.state, strict=False):
+            layer.write(state, x.shape[1])
+        y, read = timed(found.y), found.readout
+        if read is not None:
+            read = read.map(timed)
+            y = self.stack()[-1].resume(read.mean, *read.context)
+        last = self.norm(y)
+        shown = [None if v is None else timed(v) for v in variances]
+        return KLAModelOutput(
+            last_hidden_state=last,
+            past_key_values=cache,
+            hidden_states=(*hidden[:-1], last) if output_hidden_states else None,
+            variances=tuple(shown) if output_variances else None,
+            readout=read,
+        )
+
+    def stack(self) -> list[KLABlock]:
         """The blocks, first one first."""
         return list(self.blocks)  # type: ignore[arg-type]
-
-    def _run(
-        self, block: Block, x: Tensor, state: Any, walk: "_Walk", is_last: bool
-    ) -> LayerOutput:
-        sample = self.config.between_blocks == "sample" and not is_last
-        options = {"return_variance": walk.output_variances, "sample": sample}
-        mask, borders = walk.mask, walk.borders
-        if self.gradient_checkpointing and self.training:
-            return self._gradient_checkpointing_func(  # type: ignore[no-any-return]
-                lambda x: block(x, state, mask, borders, **options), x
-            )
-        if x.shape[1] == 1 and state is not None and borders is None and not x.requires_grad:
-            # One token: the same numbers, sooner. (Whether there is a past does not decide.)
-            now = None if mask is None else mask[:, 0]
-            found = block.step(x[:, 0], state, mask=now, **options)
-            y, v = found.y.unsqueeze(1), found.variance
-            return LayerOutput(y, None if v is None else v.unsqueeze(1), found.state)
-        return block(x, state, mask, borders, **options)  # type: ignore[no-any-return]
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
@@ -309,7 +315,7 @@ class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
 
     _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embedding.weight"}
 
-    def __init__(self, config: KLAConfig) -> None:
+    def __init__(self, config: KLAHFConfig) -> None:
         super().__init__(config)
         self.model = KLAModel(config)
         self.lm_head = Head(config.hidden_size, config.vocab_size, bias=config.head_bias)
@@ -340,16 +346,18 @@ class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
 
         Args:
             native: the model, as ``kalman_attention.load_model(folder)`` gives it.
-            **options: of ``KLAConfig.from_native``.
+            **options: of ``KLAHFConfig.from_native``.
         """
         with torch.device("meta"):
-            model = cls(KLAConfig.from_native(native.config, **options))
+            model = cls(KLAHFConfig.from_native(native.config, **options))
         trunk = model.model
         dtype = native.norm.weight.dtype
         same = native.embedding.weight.dtype == dtype
         trunk.embedding = native.embedding if same else copy.deepcopy(native.embedding).to(dtype)
-        trunk.blocks, trunk.norm = native.blocks, native.norm
-        model.lm_head = native.head
+        for block, own in zip(trunk.stack(), native.stack(), strict=True):
+            block.norm, block.mixer = own.norm, own.mixer
+            block.mlp_norm, block.mlp = own.mlp_norm, own.mlp
+        trunk.norm, model.lm_head = native.norm, native.head
         model.train(native.training)
         return model
 
@@ -471,9 +479,9 @@ class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
             generator=generator,
         )
 
-    def write(self, latent: Tensor, stream: Tensor, gate: Tensor, residual: Tensor) -> Tensor:
+    def write(self, latent: Tensor, *context: Tensor) -> Tensor:
         """Logits from read-outs of the last block, as ``LanguageModel.write``."""
-        x = self.model.stack()[-1].resume(latent, stream, gate, residual)
+        x = self.model.stack()[-1].resume(latent, *context)
         return self._logits(self.model.norm(x))
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -481,22 +489,16 @@ class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
         cap = self.config.final_logit_softcapping
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def _marginal_logits(self, read: ModelReadout, num_samples: int, kept: Any) -> Tensor:
-        every = (torch.split(x[:, kept], 64, 1) for x in (read.mean, read.variance, *read.context))
-        parts = [
-            predict_marginal(self.write(draw(mean, variance, num_samples, None), *context))
-            for mean, variance, *context in zip(*every, strict=True)
-        ]
+    def _marginal_logits(self, read: Readout, num_samples: int, kept: Any) -> Tensor:
+        parts = predictions(self, read.map(lambda z: z[:, kept]), num_samples=num_samples)
         return torch.cat([part.log_probs for part in parts], 1)
 
-    def _marginal_loss(self, read: ModelReadout, shift_labels: Tensor, **kwargs: Any) -> Tensor:
+    def _marginal_loss(self, read: Readout, shift_labels: Tensor, **kwargs: Any) -> Tensor:
         count = kwargs.get("num_items_in_batch")
-        loss = marginal_nll(
+        loss = read_loss(
             self.write,
-            read.mean,
-            read.variance,
+            read,
             shift_labels,
-            context=read.context,
             num_samples=self.config.loss_samples,
             reduction="mean" if count is None else "sum",
         )

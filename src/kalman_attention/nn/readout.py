@@ -1,0 +1,73 @@
+"""The posterior of a read-out: what a KLA layer, a block or a model is, stopped half way."""
+
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kalman_attention._typing import Keys, Precisions, Values
+from kalman_attention.filtering.readout import sample_readout
+
+
+class Evidence(NamedTuple):
+    """What each token asks (q) and says (k, v, lam_v): the token inputs of ``kla_scan``."""
+
+    q: Keys
+    k: Keys
+    v: Values
+    lam_v: Precisions
+
+
+class Readout(NamedTuple):
+    """The posterior of a read-out, with what it takes to go on from it.
+
+    ``layer.write(latent, *context)`` goes on from the mean or from samples, and so do
+    ``Block.resume`` and the ``write`` of the models, each with the context of its own read-outs.
+
+    Attributes:
+        mean: ``[B, T, D]`` (``[B, D]`` for one token).
+        variance: of the same shape, or None when it was not asked for.
+        context: what is needed beside a read-out at each position, ``[B, T, ...]`` each.
+        evidence: the inputs of the scan, for those who want to look inside.
+        state: the state after the last token; of a model, one per block.
+    """
+
+    mean: Values
+    variance: Values | None
+    context: tuple[Tensor, ...]
+    evidence: Evidence
+    state: Any
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Readout":
+        """The read-out at other positions, such as ``map(lambda z: z[:, -n:])``.
+
+        Args:
+            change: picks positions of a tensor ``[B, T, ...]``.
+        """
+        return Readout(
+            change(self.mean),
+            None if self.variance is None else change(self.variance),
+            tuple(map(change, self.context)),
+            Evidence(*map(change, self.evidence)),
+            self.state,
+        )
+
+    def sample(self, num_samples: int = 1, generator: torch.Generator | None = None) -> Values:
+        """Draws from the posterior, ``[S, B, T, D]``; differentiable in mean and variance.
+
+        Args:
+            num_samples: number S of draws.
+            generator: source of the randomness; torch's default one if None.
+        """
+        if self.variance is None:
+            raise ValueError("there is no variance to sample with: read(..., return_variance=True)")
+        mean, shape = self.mean, (num_samples, *self.mean.shape)
+        noise = torch.randn(shape, dtype=mean.dtype, device=mean.device, generator=generator)
+        return sample_readout(mean, self.variance, noise)
+
+    def split(self, size: int) -> tuple["Readout", ...]:
+        """Successive pieces of at most ``size`` positions."""
+        starts = range(0, max(1, self.mean.shape[1]), size)
+        return tuple(self.map(itemgetter((slice(None), slice(i, i + size)))) for i in starts)
