@@ -54,3 +54,13 @@ def next_labels(labels: Tensor, attention_mask: Tensor | None) -> Tensor:
         return targets
     padding = attention_mask[:, attention_mask.shape[1] - labels.shape[1] :] == 0
     return targets.masked_fill(padding, -100)
+
+
+def counted_share(labels: Tensor, targets: Tensor) -> Tensor:
+    """The share of the labels that ``next_labels`` kept as targets, of those a trainer counts.
+
+    transformers' trainer counts every label but the first of a row. The first token after padding
+    on the left is among them, but nothing was there to predict it from.
+    """
+    counted = (labels[:, 1:] != -100).sum()
+    return (targets != -100).sum() / counted.clamp(min=1)

@@ -29,7 +29,12 @@ from kalman_attention.models.checksums import (
 from kalman_attention.models.hf.caching_kla import adopt
 from kalman_attention.models.hf.configuration_kla import KLAHFConfig
 from kalman_attention.models.hf.generation_kla import KLAGenerationMixin
-from kalman_attention.models.hf.inputs_kla import next_labels, packed_borders, real_tokens
+from kalman_attention.models.hf.inputs_kla import (
+    counted_share,
+    next_labels,
+    packed_borders,
+    real_tokens,
+)
 from kalman_attention.models.language_model import LanguageModel
 from kalman_attention.models.stack import Variances, read_loss, walk
 from kalman_attention.models.uncertainty import Uncertainty, predictions
@@ -101,6 +106,19 @@ class KLAPreTrainedModel(PreTrainedModel):
         written = [folder / CONFIG_NAME, *weight_files(folder)]
         if all(path.is_file() for path in written):  # not on the ranks that do not write
             write_checksums(folder, {path.name: measure(path) for path in written})
+
+    def _check_and_adjust_attn_implementation(
+        self, attn_implementation: str | None, *args: Any, **kwargs: Any
+    ) -> str:
+        """Only what the attention blocks compute with; a model without them takes anything."""
+        adjust = super()._check_and_adjust_attn_implementation
+        found: str = adjust(attn_implementation, *args, **kwargs)
+        if found != "sdpa" and "attention" in self.config.mixers:
+            raise ValueError(
+                f"attention blocks compute with torch's scaled_dot_product_attention only, not "
+                f"with {found!r}. Leave attn_implementation out, or pass 'sdpa'."
+            )
+        return found
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -207,6 +225,12 @@ class KLAModel(KLAPreTrainedModel):
             hold_readout: also return the last block stopped at its posterior.
             **kwargs: of transformers' conventions; ignored.
         """
+        if kwargs.get("output_attentions", self.config.output_attentions):
+            raise ValueError(
+                "KLA models return no attention weights: leave output_attentions out. The Kalman "
+                "attention maps of a block come from evaluation.uncertainty.attention_maps, with "
+                "model.native()."
+            )
         x = self._embed(input_ids, inputs_embeds)
         T = x.shape[1]
         cache = self._cache(past_key_values, use_cache)
@@ -335,6 +359,7 @@ class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
             weight, bias = value.weight, value.bias
             value = Head(value.in_features, value.out_features, bias is not None, device="meta")
             value.weight, value.bias = weight, bias
+            value._is_hf_initialized = True  # type: ignore[assignment]  # not to start again
         self.lm_head = value
 
     @classmethod
@@ -434,7 +459,11 @@ class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
             logits = self._logits(found.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
-            kwargs.setdefault("shift_labels", next_labels(labels, attention_mask))
+            if "shift_labels" not in kwargs:
+                kwargs["shift_labels"] = targets = next_labels(labels, attention_mask)
+                if attention_mask is not None and kwargs.get("num_items_in_batch") is not None:
+                    share = counted_share(labels, targets)
+                    kwargs["num_items_in_batch"] = kwargs["num_items_in_batch"] * share
             loss = (
                 self._marginal_loss(found.readout, **kwargs)
                 if marginal
