@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from kalman_attention.models.generation import Sampling
+from kalman_attention.nn.mixer import state_tensors
 from tests.models.small import PLANS, VOCABULARY, small, text
+
+every_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 
 
 def greedy(model, ids, n):
@@ -13,7 +16,7 @@ def greedy(model, ids, n):
     return ids[:, -n:]
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@every_plan
 def test_greedy_is_repeated_forward(plan):
     model, ids = small(plan), text(2, 5)
     found = model.generate(ids, max_new_tokens=7)
@@ -22,7 +25,7 @@ def test_greedy_is_repeated_forward(plan):
 
 
 @pytest.mark.parametrize("left", [True, False])
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@every_plan
 def test_padded_batches_equal_singles(plan, left):
     model = small(plan)
     prompts = [text(1, n, seed=n) for n in (2, 5, 3)]
@@ -113,3 +116,39 @@ def test_edges():
     with pytest.raises(ValueError, match="at least one token"):
         model.generate(text(1, 0), max_new_tokens=2)
     assert int(model.generate(text(1, 1), max_new_tokens=3).tokens.max()) < VOCABULARY
+
+
+@every_plan
+def test_one_prefix_many_continuations(plan):
+    model, prefix = small(plan), text(2, 6)
+    with torch.no_grad():
+        kept = model.prefill(prefix).states
+    before = [x.clone() for state in kept for _, x in state_tensors(state)]
+    for seed in (1, 2, 1):
+        more = text(2, 3, seed=seed)
+        found = model.generate(more, max_new_tokens=5, states=kept, output_uncertainty=True)
+        whole = torch.cat([prefix, more], 1)
+        fresh = model.generate(whole, max_new_tokens=5, output_uncertainty=True)
+        assert torch.equal(found.tokens, fresh.tokens)
+        torch.testing.assert_close(
+            found.uncertainty.entropy, fresh.uncertainty.entropy, rtol=1e-4, atol=1e-5
+        )
+    after = [x for state in kept for _, x in state_tensors(state)]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+@every_plan
+def test_a_state_is_kept_and_rolled_back_to(plan):
+    # As speculative decoding does: try some tokens, keep those that hold, forget the others.
+    model, ids = small(plan), text(2, 12)
+    with torch.no_grad():
+        expected = model(ids).logits
+        states = model(ids[:, :5], states=model.init_states(2, capacity=12)).states
+        kept = model.reserve(states, 0)
+        model(text(2, 4, seed=7), states=states)  # guesses that come to nothing, written in place
+        parts, states = [], model.reserve(kept, 7)
+        for t in range(5, 12):
+            found = model.step(ids[:, t], states)
+            states = found.states
+            parts.append(found.logits)
+    torch.testing.assert_close(torch.stack(parts, 1), expected[:, 5:], rtol=1e-4, atol=1e-5)

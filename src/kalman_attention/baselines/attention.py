@@ -98,6 +98,14 @@ class Attention(Mixer):
         seen = torch.zeros(batch_size, dtype=torch.int64, device=like.device)
         return AttentionState(like.new_zeros(shape), like.new_zeros(shape), None, seen, 0)
 
+    def reserve(self, state: AttentionState, capacity: int) -> AttentionState:
+        """A copy with room for so many tokens, to be filled in place."""
+        room = (0, 0, 0, capacity)
+        keys, values = (
+            nn.functional.pad(z[:, :, : state.length], room) for z in (state.keys, state.values)
+        )
+        return state._replace(keys=keys, values=values)
+
     def mix(
         self,
         x: Tensor,

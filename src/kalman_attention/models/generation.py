@@ -130,6 +130,7 @@ def stream(
     input_ids: Tensor,
     *,
     max_new_tokens: int,
+    states: tuple[Any, ...] | None = None,
     mask: Mask | None = None,
     sampling: Sampling | None = None,
     stop_token: int | None = None,
@@ -156,7 +157,7 @@ def stream(
             raise ValueError(f"{name} must be 0 or more, got {value}.")
     sampling = sampling or Sampling()
     reader = _Reader(model, num_samples, output_uncertainty, generator)
-    look = reader.prompt(input_ids, mask, T + max_new_tokens)
+    look = reader.prompt(input_ids, states, mask, T + max_new_tokens)
     alive = torch.ones(B, dtype=torch.bool, device=input_ids.device)
     for i in range(max_new_tokens):
         if bool(look.prediction.log_probs.isnan().any()):
@@ -188,9 +189,18 @@ class _Reader:
         filters = model.config.layers[-1] == "kla"
         self.through_posterior = num_samples > 0 or (output_uncertainty and filters)
 
-    def prompt(self, input_ids: Tensor, mask: Mask | None, capacity: int) -> _Look:
+    def prompt(
+        self,
+        input_ids: Tensor,
+        states: tuple[Any, ...] | None,
+        mask: Mask | None,
+        capacity: int,
+    ) -> _Look:
         model = self.model
-        states = model.init_states(len(input_ids), capacity=capacity)
+        if states is None:
+            states = model.init_states(len(input_ids), capacity=capacity)
+        else:
+            states = model.reserve(states, capacity)
         if not self.through_posterior:
             found = model.prefill(input_ids, states=states, mask=mask)
             return _Look(predict(found.logits), None, found.states)

@@ -162,6 +162,7 @@ class LanguageModel(BlockStack):
         input_ids: Tensor,
         *,
         max_new_tokens: int,
+        states: States | None = None,
         mask: Mask | None = None,
         temperature: float = 0.0,
         top_k: int | None = None,
@@ -175,8 +176,10 @@ class LanguageModel(BlockStack):
 
         Args:
             input_ids: prompts, ``[B, T]``.
-            mask: ``[B, T]`` bool, False for padding, left or right.
             max_new_tokens: length of the continuation.
+            states: what came before the prompts, as ``forward`` or ``prefill`` returned it; it is
+                not touched, so that many continuations may start from one prefix.
+            mask: ``[B, T]`` bool, False for padding, left or right.
             temperature: 0 takes the most likely token; otherwise tokens are drawn.
             top_k: draw among so many of the most likely tokens only.
             top_p: draw among the most likely tokens that together reach this probability only.
@@ -192,6 +195,7 @@ class LanguageModel(BlockStack):
             self,
             input_ids,
             max_new_tokens=max_new_tokens,
+            states=states,
             mask=mask,
             sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p),
             stop_token=stop_token,

@@ -139,6 +139,16 @@ class BlockStack(nn.Module):
             for block in self.stack()
         )
 
+    def reserve(self, states: States, capacity: int) -> States:
+        """The same states, to go on from for ``capacity`` tokens without touching these.
+
+        States are values: ``forward`` and ``read`` never write into them, unless room was set
+        aside by ``init_states(..., capacity=n)`` or here, which makes attention decode in place.
+        To keep a state that decodes in place, keep ``reserve(states, 0)``.
+        """
+        pairs = zip(self.stack(), states, strict=True)
+        return tuple(block.mixer.reserve(state, capacity) for block, state in pairs)
+
     def embed(self, input_ids: Tensor) -> Tensor:
         """What the first block sees of tokens, ``[..., d_model]``, in the dtype of the blocks."""
         dtype = self.norm.weight.dtype

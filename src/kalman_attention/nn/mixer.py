@@ -110,6 +110,17 @@ class Mixer(nn.Module):
         """
         raise NotImplementedError
 
+    def reserve(self, state: Any, capacity: int) -> Any:
+        """The same state, to go on from for ``capacity`` tokens without touching this one.
+
+        Most mixers never write into a state: it is a value, and comes back as it is.
+
+        Args:
+            state: of an earlier call.
+            capacity: tokens that will follow.
+        """
+        return state
+
     def _like(self, like: Tensor | None) -> Tensor:
         """What new states are like; quantised weights do not say."""
         if like is not None:
