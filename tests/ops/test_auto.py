@@ -125,7 +125,7 @@ def test_use_engine_reaches_layers_and_compiled_graphs(asked: list[str]) -> None
 def test_a_layer_runs_the_engine_of_its_options(asked: list[str]) -> None:
     layer = KLA(KLAConfig(d_model=4, d_state=2, engine="associative"))
     with torch.no_grad():
-        state = layer(torch.randn(1, 3, 4)).state
+        state = layer.mix(torch.randn(1, 3, 4)).state
         layer.step(torch.randn(1, 4), state)
     assert asked == ["associative", "associative"]
     with pytest.raises(ValueError, match="engine must be one of None, 'auto'"):
