@@ -16,6 +16,7 @@ from kalman_attention.cli.verbs import (
     compare,
     data,
     demo,
+    export,
     generate,
     pretrain,
     report,
@@ -38,7 +39,7 @@ EXTRAS = {
 
 VERBS = (
     *(check, demo, task, sizes, reproduce, report),
-    *(data, pretrain, evaluate, compare, generate, bench),
+    *(data, pretrain, evaluate, compare, generate, export, bench),
 )
 
 

@@ -94,6 +94,11 @@ def load_model(folder: str | os.PathLike[str], *, device: str = "cpu") -> Langua
     data = _read_config(folder)
     if "encoder" in data:
         raise ValueError(f"{folder / CONFIG} is of an autoencoder: read it with load_autoencoder.")
+    if data.get("model_type") == "kla":
+        raise ValueError(
+            f"{folder} holds a transformers model: read it with "
+            "kalman_attention.hf.KLAForCausalLM.from_pretrained, whose native() is this model."
+        )
     config = LanguageModelConfig.from_dict(data, str(folder / CONFIG))
     return load_language_model(config, folder, device=device)
 

@@ -168,6 +168,10 @@ class KLAHFConfig(PreTrainedConfig):
             )
 
     @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Nothing: every saved model says what its classes are."""
+
+    @classmethod
     def from_native(cls, native: LanguageModelConfig | str, **options: Any) -> "KLAHFConfig":
         """The same model in HuggingFace's words.
 

@@ -44,6 +44,29 @@ from kalman_attention.nn.float32 import KeepsFloat32
 from kalman_attention.nn.norms import RMSNorm
 from kalman_attention.nn.prior import LatentPrior
 from kalman_attention.nn.readout import Readout
+from kalman_attention.reading import read_json
+
+CODE = '''"""Leads transformers to the KLA classes: pip install 'kalman_attention[hf]'."""
+
+from kalman_attention.hf import (
+    KLAForCausalLM,
+    KLAForSequenceClassification,
+    KLAForTokenClassification,
+    KLAHFConfig,
+    KLAModel,
+)
+'''
+"""What lies in a saved folder as ``modeling_kla.py``. The code itself stays in the package, so that
+there is one class of each kind, whichever way it was found."""
+
+AUTO_MAP = {
+    "AutoConfig": "modeling_kla.KLAHFConfig",
+    "AutoModel": "modeling_kla.KLAModel",
+    "AutoModelForCausalLM": "modeling_kla.KLAForCausalLM",
+    "AutoModelForSequenceClassification": "modeling_kla.KLAForSequenceClassification",
+    "AutoModelForTokenClassification": "modeling_kla.KLAForTokenClassification",
+}
+"""Which class an Auto class finds in a saved folder."""
 
 
 @dataclass
@@ -88,6 +111,7 @@ class KLAPreTrainedModel(PreTrainedModel):
             )
         folder = Path(str(args[0])) if args else None
         if folder is not None and folder.is_dir():
+            _refuse_native(folder)
             check_folder(folder, [CONFIG_NAME, *(x.name for x in weight_files(folder))])
         found = super().from_pretrained(*args, **kwargs)
         model = found[0] if isinstance(found, tuple) else found
@@ -102,10 +126,17 @@ class KLAPreTrainedModel(PreTrainedModel):
         folder = Path(save_directory)
         if folder.is_dir():
             forget_checksums(folder)
+        self.config.auto_map = AUTO_MAP
         super().save_pretrained(save_directory, *args, **kwargs)
         written = [folder / CONFIG_NAME, *weight_files(folder)]
+        if written[0].is_file():
+            (folder / "modeling_kla.py").write_text(CODE, encoding="utf-8")
         if all(path.is_file() for path in written):  # not on the ranks that do not write
             write_checksums(folder, {path.name: measure(path) for path in written})
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Nothing: every saved folder says what its classes are (``AUTO_MAP``)."""
 
     def _check_and_adjust_attn_implementation(
         self, attn_implementation: str | None, *args: Any, **kwargs: Any
@@ -532,3 +563,12 @@ class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
             reduction="mean" if count is None else "sum",
         )
         return loss if count is None else loss / count
+
+
+def _refuse_native(folder: Path) -> None:
+    config = folder / CONFIG_NAME
+    if config.is_file() and "plan" in (found := read_json(config)) and "model_type" not in found:
+        raise ValueError(
+            f"{folder} holds a native model: read it with kalman_attention.load_model, and put it "
+            "behind this interface with KLAForCausalLM.from_native. (kla export writes it anew.)"
+        )
