@@ -19,7 +19,16 @@ def rows_of(page: str) -> list[list[str]]:
     return table_rows((ROOT / "docs" / page).read_text())
 
 
-MEASURED = ("mad", "mad-bare", "training-length", "process-noise", "ou-depth", "mqar", "a5")
+MEASURED = (
+    "mad",
+    "mad-rates",
+    "mad-bare",
+    "training-length",
+    "process-noise",
+    "ou-depth",
+    "mqar",
+    "a5",
+)
 
 
 @pytest.mark.parametrize("name", MEASURED)
