@@ -146,7 +146,7 @@ def test_tokenising_ends_with_the_command(tmp_path, book):
 def test_measuring_memory_ends_with_the_command(tmp_path):
     program = (
         "import os, signal, torch\n"
-        "from kalman_attention.cli import measure\n"
+        "from kalman_attention.cli.bench import measure\n"
         "if __name__ == '__main__':\n"
         "    shape = measure.Shape(64, 65536, 64, 16)\n"
         "    measure.peak_memory(shape, 'reference', backward=False)\n"
@@ -208,7 +208,7 @@ def test_pretraining_saves_when_it_is_told_to_stop(tmp_path, book):
     assert f"resuming run at step {step} of" in said
     step = last_step(run)
     assert f"SIGTERM: stopped and saved at step {step} of" in said
-    assert "To continue, run\n  kla pretrain nano --data data --out run" in said
+    assert "To continue, run\n  kla pretrain nano --shards data --out run" in said
     assert os.readlink(run / "last") == f"checkpoints/step-{step:08d}"
     # Before there is anything to save it ends as well.
     process = start(*train, cwd=tmp_path)

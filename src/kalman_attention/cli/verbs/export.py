@@ -13,9 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--to", choices=["hf"], default="hf", help="format (default: %(default)s)")
     parser.add_argument("folder", type=out_folder, metavar="DIR", help="where it goes")
-    parser.add_argument(
-        "--tokenizer", type=Path, help="folder of the tokenizer, if it is not in RUN"
-    )
+    parser.add_argument("--tokenizer", type=Path, help="folder of the tokenizer (default: RUN)")
 
 
 def run(args: argparse.Namespace) -> int:
