@@ -48,17 +48,21 @@ def condition(
     mean_0: float = 0.0,
     variance_0: float = 1.0,
     mask: NDArray[np.bool_] | None = None,
+    dt: Array | None = None,
 ) -> tuple[Array, Array]:
     """Mean and variance of z_t given v_1 .. v_t, for t = 1 .. T, of one scalar chain.
 
     Where ``lam_v`` is 0 the noise has no bounds: nothing is observed. Where ``mask`` is False
-    time does not pass: z_t is z_{t-1}, and nothing is observed either.
+    time does not pass: z_t is z_{t-1}, and nothing is observed either. Over a gap ``dt`` the
+    process decays like a_bar^dt towards its stationary variance.
     """
     T = len(v)
     real = np.ones(T, dtype=bool) if mask is None else mask
-    z_mean, z_cov = joint_prior(
-        np.where(real, a_bar, 1.0), np.where(real, p_bar, 0.0), mean_0, variance_0
-    )
+    a, p = np.full(T, a_bar), np.full(T, p_bar)
+    if dt is not None:
+        a = a_bar**dt
+        p = p_bar * dt if a_bar == 1.0 else p_bar / (1.0 - a_bar**2) * (1.0 - a**2)
+    z_mean, z_cov = joint_prior(np.where(real, a, 1.0), np.where(real, p, 0.0), mean_0, variance_0)
     observed = real & (lam_v > 0)
     means, variances = np.empty(T), np.empty(T)
     for t in range(1, T + 1):
@@ -82,6 +86,7 @@ def oracle_beliefs(
     p_bar: Tensor,
     state: KLAState,
     mask: Tensor | None = None,
+    dt: Tensor | None = None,
 ) -> KLAState:
     """The belief after every token, ``[B, T, N, D]`` twice; arguments as for ``kla_scan``."""
     (B, T, D), N = v.shape, k.shape[-1]
@@ -96,6 +101,7 @@ def oracle_beliefs(
             state.mean[i, n, d].item(),
             state.variance[i, n, d].item(),
             None if mask is None else mask[i].numpy(),
+            None if dt is None else dt[i, :, d].numpy(),
         )
     return KLAState(torch.from_numpy(mean), torch.from_numpy(variance))
 

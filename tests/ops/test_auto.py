@@ -97,7 +97,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_use_engine_decides_what_auto_means(asked: list[str]) -> None:
     args = [x.float() for x in make_call(Case(B=1, T=5, N=2, D=3)).tensors]
-    state = KLAState(*args[6:])
+    state, usual = KLAState(*args[6:]), engines.resolve("auto", CPU, torch.float32)
     with use_engine("associative"):
         kla_scan(*args[:6])
         kla_step(*(x[:, 0] for x in args[:4]), *args[4:6], state)
@@ -106,7 +106,7 @@ def test_use_engine_decides_what_auto_means(asked: list[str]) -> None:
             kla_scan(*args[:6])
         kla_scan(*args[:6])
     assert asked == ["associative", "associative", "mobius", "mobius", "associative"]
-    assert engines.resolve("auto", CPU, torch.float32) == engines._auto(CPU, torch.float32, False)
+    assert engines.resolve("auto", CPU, torch.float32) == usual
     with pytest.raises(ValueError, match="unknown engine 'cud'"), use_engine("cud"):
         pass
 

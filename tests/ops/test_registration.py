@@ -26,12 +26,23 @@ def test_opcheck(engine: str, kind: str) -> None:
     args = draw(case)
     mask = torch.ones(2, 70, dtype=torch.bool).tril() if kind == "mask" else None
     cu_seqlens = torch.tensor([0, 10, 10, 70]) if kind == "packed" else None
-    torch.library.opcheck(scan, (*args, mask, cu_seqlens, torch.float32, True, True, engine))
+    torch.library.opcheck(scan, (*args, mask, cu_seqlens, torch.float32, None, True, True, engine))
     frozen = [x.detach() for x in args]
-    torch.library.opcheck(scan, (*frozen, mask, cu_seqlens, None, False, False, engine))
-    *outputs, saved = scan(*frozen, mask, cu_seqlens, None, True, True, engine)
-    given = (*frozen, mask, cu_seqlens, None, saved, *outputs, engine)
+    torch.library.opcheck(scan, (*frozen, mask, cu_seqlens, None, None, False, False, engine))
+    *outputs, saved = scan(*frozen, mask, cu_seqlens, None, None, True, True, engine)
+    given = (*frozen, mask, cu_seqlens, None, None, saved, *outputs, engine)
     torch.library.opcheck(scan_backward, given)
+
+
+@pytest.mark.parametrize("engine", ["associative", "mobius"])
+def test_opcheck_with_gaps(engine: str) -> None:
+    *args, dt = draw(Case(B=2, T=70, N=3, D=5, gaps="channel"))
+    given = (*args, None, None, torch.float32, dt, True, True, engine)
+    torch.library.opcheck(scan, given)
+    frozen = [x.detach() for x in (*args, dt)]
+    rest = (None, None, torch.float32, frozen[8])
+    *outputs, saved = scan(*frozen[:8], *rest, True, True, engine)
+    torch.library.opcheck(scan_backward, (*frozen[:8], *rest, saved, *outputs, engine))
 
 
 @pytest.mark.parametrize("engine", COMPILED_ENGINES)

@@ -37,15 +37,20 @@ def loss_of(y, y_var, state):
                for x in terms)  # fmt: skip
 
 
-def scan(ranks: Parallel, T, seed, *, masked=False, variance=True, engine="auto", own_cut=None):
+def scan(ranks: Parallel, T, seed, *, masked=False, variance=True, engine="auto", own_cut=None,
+         gaps=False):  # fmt: skip
     """One scan in pieces against the reference, piece after piece in one process."""
     group = ranks.sharing
     generator = torch.Generator().manual_seed(seed)
     B, N, D = 2, 3, 5
     v, k, q = (normal(generator, B, T, F) for F in (D, N, N))
     tokens = [q, k, v, normal(generator, B, T, D).square()]
+    decay = torch.tanh(2.0 * normal(generator, N, D))
+    if gaps:
+        tokens.append(normal(generator, B, T, D).square())
+        decay = decay.abs()
     shared = [
-        torch.tanh(2.0 * normal(generator, N, D)),
+        decay,
         0.1 * normal(generator, N, D).square() * (seed % 2),  # without process noise too
         normal(generator, B, N, D),
         normal(generator, B, N, D).square(),
@@ -59,7 +64,8 @@ def scan(ranks: Parallel, T, seed, *, masked=False, variance=True, engine="auto"
 
     state, total, values = KLAState(*shared[2:]), 0.0, []
     for piece in pieces:
-        out = kla_scan_ref(*(part(x, piece) for x in tokens), *shared[:2], state=state,
+        out = kla_scan_ref(*(part(x, piece) for x in tokens[:4]), *shared[:2], state=state,
+                           dt=part(tokens[4], piece) if gaps else None,
                            mask=part(mask, piece), return_variance=variance)  # fmt: skip
         state = out.state
         total = total + loss_of(*out)
@@ -69,9 +75,9 @@ def scan(ranks: Parallel, T, seed, *, masked=False, variance=True, engine="auto"
     mine = pieces[group.rank]
     own = [part(x, mine).detach().requires_grad_() for x in tokens]
     common = [x.detach().requires_grad_() for x in shared]
-    out = RankContext(group).scan(*own, *common[:2], state=KLAState(*common[2:]),
-                                  mask=part(mask, mine), return_variance=variance,
-                                  engine=engine)  # fmt: skip
+    out = RankContext(group).scan(*own[:4], *common[:2], state=KLAState(*common[2:]),
+                                  dt=own[4] if gaps else None, mask=part(mask, mine),
+                                  return_variance=variance, engine=engine)  # fmt: skip
     what = f"T={T} seed={seed} {pieces} {engine}"
     expected = values[group.rank]
     close(out.y, expected.y, f"y {what}")
@@ -80,11 +86,12 @@ def scan(ranks: Parallel, T, seed, *, masked=False, variance=True, engine="auto"
     for got, right in zip(out.state, expected.state, strict=True):
         close(got, right, f"state {what}")
     grads = torch.autograd.grad(loss_of(*out), [*own, *common], allow_unused=True)
-    names = ("q", "k", "v", "lam_v", "a_bar", "p_bar", "mean_0", "variance_0")
+    of_tokens = ("q", "k", "v", "lam_v", "dt")[: len(tokens)]
+    names = (*of_tokens, "a_bar", "p_bar", "mean_0", "variance_0")
     for name, got, right, leaf in zip(names, grads, wanted, [*own, *common], strict=True):
         got = torch.zeros_like(leaf) if got is None else got
         right = torch.zeros_like(leaf) if right is None else right
-        in_piece = name in names[:4]
+        in_piece = name in of_tokens
         close(got if in_piece else group.add(got), part(right, mine) if in_piece else right,
               f"d{name} {what}")  # fmt: skip
 
@@ -95,6 +102,7 @@ def check_scans(ranks):
             scan(ranks, T, seed)
         scan(ranks, T, 3, engine="associative", masked=True)
         scan(ranks, T, 4, masked=True, variance=False)
+        scan(ranks, T, 1, engine="associative", gaps=True)
     size = ranks.sharing.size
     scan(ranks, 9, 5, own_cut=[(0, 9)] + [(9, 9)] * (size - 1))
     scan(ranks, 9, 5, own_cut=[(0, 0)] * (size - 1) + [(0, 9)])

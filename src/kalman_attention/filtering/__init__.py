@@ -2,6 +2,7 @@
 
 ================  ==========================================================================
 ``ou``            the Ornstein-Uhlenbeck prior and its exact discretisation
+``gaps``          the same prior over any length of time between two tokens
 ``evidence``      what one token says about the latent
 ``information``   the filter in the paper's coordinates (precision, information mean)
 ``moment``        the same filter in coordinates that stay bounded (mean, variance)

@@ -7,6 +7,8 @@ The diffusion ``p`` enters squared, as the paper's equation has it. (The authors
 uses ``p / (2 a)``; ``p = 0.1`` here is the noise of ``p = 0.01`` there.)
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,10 @@ from kalman_attention._typing import Dynamics
 # the derivative of the closed form cancels near zero. Eight terms reach float64 at this radius.
 _SERIES_RADIUS = 0.05
 _SERIES_TERMS = 8
+
+# The same for its derivative, which cancels over a wider range.
+_SLOPE_RADIUS = 0.5
+_SLOPE_TERMS = 13
 
 
 def discretise(a: Dynamics, p: Dynamics, dt: Dynamics) -> tuple[Dynamics, Dynamics]:
@@ -35,7 +41,7 @@ def discretise(a: Dynamics, p: Dynamics, dt: Dynamics) -> tuple[Dynamics, Dynami
         ``a_bar`` in (0, 1] and the process-noise variance ``p_bar``, both ``[N, D]``.
     """
     a_bar = torch.exp(-a * dt)
-    p_bar = p * p * dt * _mean_exponential(2.0 * a * dt)
+    p_bar = p * p * dt * mean_exponential(2.0 * a * dt)
     return a_bar, p_bar
 
 
@@ -44,7 +50,7 @@ def stationary_variance(a: Dynamics, p: Dynamics) -> Dynamics:
     return p * p / (2.0 * a)
 
 
-def _mean_exponential(x: Tensor) -> Tensor:
+def mean_exponential(x: Tensor) -> Tensor:
     """Mean of exp(-u) for u in [0, x], that is (1 - exp(-x)) / x, with value 1 at x = 0."""
     near_zero = x.abs() < _SERIES_RADIUS
     x_series = torch.where(near_zero, x, 0.0)
@@ -53,3 +59,15 @@ def _mean_exponential(x: Tensor) -> Tensor:
         series = 1.0 - x_series / (j + 1) * series
     x_closed = torch.where(near_zero, 1.0, x)
     return torch.where(near_zero, series, -torch.expm1(-x_closed) / x_closed)
+
+
+def mean_exponential_slope(x: Tensor) -> Tensor:
+    """Derivative of ``mean_exponential``, (exp(-x) - M(x)) / x, with value -1/2 at x = 0."""
+    near_zero = x.abs() < _SLOPE_RADIUS
+    x_series = torch.where(near_zero, x, 0.0)
+    series = torch.zeros_like(x)
+    for j in range(_SLOPE_TERMS, -1, -1):
+        series = (j + 1) / math.factorial(j + 2) - x_series * series
+    x_closed = torch.where(near_zero, 1.0, x)
+    closed = (torch.exp(-x_closed) - mean_exponential(x_closed)) / x_closed
+    return torch.where(near_zero, -series, closed)

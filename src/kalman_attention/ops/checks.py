@@ -54,6 +54,7 @@ def check_scan(
     mask: Tensor | None,
     cu_seqlens: Tensor | None,
     acc_dtype: torch.dtype | None = None,
+    dt: Tensor | None = None,
 ) -> ScanInputs:
     """Validate the arguments of a scan, fill in the default prior and settle the arithmetic."""
     require_shape("v", v, "[B, T, D]", (None, None, None))
@@ -67,12 +68,14 @@ def check_scan(
         rows = require_packing(v, mask, cu_seqlens)
     if mask is not None:
         require_mask(mask, (B, T), "[B, T]")
-    inputs = _check_common(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens, rows, N, D)
+    if dt is not None:
+        dt = require_gaps(dt, v, "[B, T] or [B, T, D]")
+    inputs = _check_common(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens, dt, rows, N, D)
     if not torch.compiler.is_compiling():
         if _check_values.get():
             _check_all_values(inputs)
         elif v.device.type == "cpu":
-            _check_dynamics(a_bar, p_bar)
+            _check_dynamics(a_bar, p_bar, gaps=dt is not None)
     if acc_dtype is not None:
         require_arithmetic(acc_dtype, inputs.compute_dtype)
     elif not torch.compiler.is_compiling():
@@ -89,6 +92,7 @@ def check_step(
     p_bar: Tensor,
     state: KLAState,
     mask: Tensor | None,
+    dt: Tensor | None = None,
 ) -> ScanInputs:
     """Validate the arguments of a single step."""
     require_shape("v", v, "[B, D]", (None, None))
@@ -104,7 +108,9 @@ def check_step(
             "kla_step needs the belief to step from. Pass the state of the last ScanOutput, or "
             "KLAState.unit_prior(batch_size, d_state, d_inner) for the first token."
         )
-    inputs = _check_common(q, k, v, lam_v, a_bar, p_bar, state, mask, None, B, N, D)
+    if dt is not None:
+        dt = require_gaps(dt, v, "[B] or [B, D]")
+    inputs = _check_common(q, k, v, lam_v, a_bar, p_bar, state, mask, None, dt, B, N, D)
     if not torch.compiler.is_compiling() and _check_values.get():
         _check_all_values(inputs)
     return inputs
@@ -174,11 +180,12 @@ def _check_common(
     state: KLAState | None,
     mask: Tensor | None,
     cu_seqlens: Tensor | None,
+    dt: Tensor | None,
     rows: int,
     N: int,
     D: int,
 ) -> ScanInputs:
-    dtype = require_token_dtypes(v=v, lam_v=lam_v, q=q, k=k)
+    dtype = require_token_dtypes(v=v, lam_v=lam_v, q=q, k=k, **({} if dt is None else {"dt": dt}))
     if N == 0 or D == 0:
         raise ValueError(f"N and D must be at least 1, got N = {N} (from k) and D = {D} (from v).")
     for name, x in (("a_bar", a_bar), ("p_bar", p_bar)):
@@ -197,10 +204,23 @@ def _check_common(
         require_float(name, x, dtype, "a belief is carried over the whole sequence")
     others = {
         "q": q, "k": k, "lam_v": lam_v, "a_bar": a_bar, "p_bar": p_bar,
-        "state.mean": mean_0, "state.variance": variance_0, "mask": mask,
+        "state.mean": mean_0, "state.variance": variance_0, "mask": mask, "dt": dt,
     }  # fmt: skip
     require_device("v", v, **others)
-    return ScanInputs(q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens)
+    return ScanInputs(q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens, dt=dt)
+
+
+def require_gaps(dt: Tensor, v: Tensor, legend: str) -> Tensor:
+    """Time before each token must fit the values; returns it with an axis of channels (or 1)."""
+    shapes = (v.shape[:-1], v.shape)
+    if not isinstance(dt, Tensor) or dt.shape not in shapes or not dt.is_floating_point():
+        got = f"{_name(dt.dtype)} {list(dt.shape)}" if isinstance(dt, Tensor) else type(dt).__name__
+        raise ValueError(
+            f"dt is {got} but must be a float tensor {legend} (v is {list(v.shape)}): the time "
+            "that passes before each token, in units of the step that a_bar and p_bar belong to. "
+            "From time stamps: dt = stamps.diff(prepend=first)."
+        )
+    return dt if dt.dim() == v.dim() else dt.unsqueeze(-1)
 
 
 def require_device(first: str, x: Tensor, **others: Tensor | None) -> None:
@@ -319,9 +339,15 @@ def require_packing(v: Tensor, mask: Tensor | None, cu_seqlens: Tensor) -> int:
     return len(cu_seqlens) - 1
 
 
-def _check_dynamics(a_bar: Tensor, p_bar: Tensor) -> None:
+def _check_dynamics(a_bar: Tensor, p_bar: Tensor, *, gaps: bool) -> None:
     """Cheap on CPU, where nothing has to be waited for: the dynamics are only [N, D]."""
     with torch.no_grad():
+        if gaps and not bool((a_bar > 0.0).all()):
+            raise ValueError(
+                f"a_bar must lie in (0, 1] with dt, got values from {a_bar.min():.4g} to "
+                f"{a_bar.max():.4g}: half a step of a negative decay does not exist. Leave dt out, "
+                "or use decays of discretise(a, p, dt)."
+            )
         if not bool((a_bar.abs() <= 1.0).all()):
             raise ValueError(
                 f"a_bar must lie in [-1, 1], got values from {a_bar.min():.4g} to "
@@ -336,12 +362,15 @@ def _check_dynamics(a_bar: Tensor, p_bar: Tensor) -> None:
 
 
 def _check_all_values(inputs: ScanInputs) -> None:
-    _check_dynamics(inputs.a_bar, inputs.p_bar)
+    _check_dynamics(inputs.a_bar, inputs.p_bar, gaps=inputs.dt is not None)
     real = None if inputs.mask is None else inputs.mask.unsqueeze(-1)
-    for name in ("q", "k", "v", "lam_v", "mean_0", "variance_0"):
+    positive = ("lam_v", "variance_0", "dt")
+    for name in ("q", "k", "v", "lam_v", "mean_0", "variance_0", "dt"):
+        if getattr(inputs, name) is None:
+            continue
         x = getattr(inputs, name).detach()
         bad = ~x.isfinite()
-        if name in ("lam_v", "variance_0"):
+        if name in positive:
             bad |= x < 0
         if real is not None and not name.endswith("_0"):
             bad &= real
@@ -349,7 +378,7 @@ def _check_all_values(inputs: ScanInputs) -> None:
             bad &= inputs.lam_v != 0
         if bool(bad.any()):
             where = tuple(bad.nonzero()[0].tolist())
-            rule = "finite and at least 0" if name in ("lam_v", "variance_0") else "finite"
+            rule = "finite and at least 0" if name in positive else "finite"
             raise ValueError(
                 f"{name} must be {rule}, but {int(bad.sum())} of {bad.numel()} values are not; the "
                 f"first is {x[where].item()} at {where}. Look at what produced it."

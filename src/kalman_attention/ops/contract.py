@@ -23,7 +23,8 @@ class ScanInputs(NamedTuple):
 
     q, k, v, lam_v may be half, bfloat16 or float32 in any mix, or all float64; the dynamics and
     the belief are in the compute dtype. With ``cu_seqlens`` B is 1 and a row is a document. The
-    dtype of the arithmetic is decided once, in the checks, and travels along.
+    dtype of the arithmetic is decided once, in the checks, and travels along. The time before every
+    token, ``[B, T, D]`` or ``[B, T, 1]``, is None where it is 1.
     """
 
     q: Keys
@@ -37,6 +38,7 @@ class ScanInputs(NamedTuple):
     mask: Mask | None
     cu_seqlens: Tensor | None
     acc_dtype: torch.dtype | None = None
+    dt: Tensor | None = None
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -106,7 +108,7 @@ class ScanResult(NamedTuple):
 
 
 class ScanGrads(NamedTuple):
-    """Gradients of the eight floating inputs, in their shapes and dtypes."""
+    """Gradients of the floating inputs, in their shapes and dtypes; dt is None where it was."""
 
     q: Keys
     k: Keys
@@ -116,6 +118,7 @@ class ScanGrads(NamedTuple):
     p_bar: Dynamics
     mean_0: Belief
     variance_0: Belief
+    dt: Tensor | None = None
 
 
 class ScanOutput(NamedTuple):

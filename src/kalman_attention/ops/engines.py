@@ -44,6 +44,7 @@ class Engine:
         location: ``module`` or ``module:attribute`` that has forward and backward.
         step: has a single-token kernel of its own.
         maps: summarises segments of tokens by itself.
+        gaps: takes the time between tokens, ``dt``.
         eager_only: cannot run inside a compiled or exported graph.
         never_auto: device types on which ``auto`` passes it over.
         missing: what it lacks on this machine, or None. Plain data, found out at import, so that
@@ -57,6 +58,7 @@ class Engine:
     dtypes: tuple[torch.dtype, ...] = _FLOATS
     step: bool = False
     maps: bool = False
+    gaps: bool = False
     eager_only: bool = False
     never_auto: tuple[str, ...] = ()
     missing: str | None = None
@@ -73,13 +75,17 @@ class Engine:
         """Import what summarises segments for it: itself, or the torch operations for all."""
         return cast(MapEngineModule, _load(self.location if self.maps else _MAPS))
 
-    def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
+    def why_not(
+        self, device: torch.device, dtype: torch.dtype, *, gaps: bool = False
+    ) -> str | None:
         """Why a call on ``device`` with v in ``dtype`` cannot be served, or None if it can."""
         if self.devices and device.type not in self.devices:
             return f"it runs on {' and '.join(self.devices)} tensors, these are on {device.type}"
         if dtype not in self.dtypes:
             names = ", ".join(str(d).removeprefix("torch.") for d in self.dtypes)
             return f"it takes {names}, v is {str(dtype).removeprefix('torch.')}"
+        if gaps and not self.gaps:
+            return "it does not take dt yet"
         if self.eager_only and torch.compiler.is_compiling():
             return "it does not run inside compiled or exported graphs"
         return self.missing
@@ -133,6 +139,7 @@ ENGINES = {
             summary="chunked scan in plain torch operations",
             devices=(),
             location=f"{_PACKAGE}.torch.associative",
+            gaps=True,
         ),
         # Below an engine that serves every device: ``auto`` does not choose what never ran on one.
         Engine(
@@ -148,12 +155,14 @@ ENGINES = {
             summary="the paper's two scans over all of T, for comparison",
             devices=("cpu", "cuda"),
             location=f"{_PACKAGE}.torch.expanded:mobius",
+            gaps=True,
         ),
         Engine(
             name="torch_scan",
             summary="one scan by torch's private associative_scan, for comparison",
             devices=("cpu", "cuda"),
             location=f"{_PACKAGE}.torch.expanded:torch_associative",
+            gaps=True,
             eager_only=True,  # torch's scan uses vmap inside, which fails under dispatch modes
             missing=_torch_scan_missing(),
         ),
@@ -191,7 +200,14 @@ def use_engine(name: str) -> Iterator[None]:
         _auto_means.pop()
 
 
-def resolve(name: str, device: torch.device, dtype: torch.dtype, *, step: bool = False) -> str:
+def resolve(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    step: bool = False,
+    gaps: bool = False,
+) -> str:
     """Name of the engine that serves a call.
 
     Args:
@@ -199,6 +215,7 @@ def resolve(name: str, device: torch.device, dtype: torch.dtype, *, step: bool =
         device: where the tensors are.
         dtype: dtype of v.
         step: a single token is asked for: ``"auto"`` means an engine with a step of its own.
+        gaps: the call has dt.
 
     Returns:
         A key of ``ENGINES``, or ``REFERENCE``.
@@ -209,15 +226,15 @@ def resolve(name: str, device: torch.device, dtype: torch.dtype, *, step: bool =
     if name == "auto":
         name = _auto_means[-1]
     if name == "auto":
-        return _auto(device, dtype, step)
+        return _auto(device, dtype, step, gaps)
     if name == REFERENCE:
         return name
     _require_known(name)
-    reason = ENGINES[name].why_not(device, dtype)
+    reason = ENGINES[name].why_not(device, dtype, gaps=gaps)
     if reason is not None:
         raise ValueError(
             f"engine {name!r} cannot serve this call: {reason}. "
-            f"engine={_auto(device, dtype, step)!r} can; so can engine='reference'."
+            f"engine={_auto(device, dtype, step, gaps)!r} can; so can engine='reference'."
         )
     return name
 
@@ -228,18 +245,18 @@ def _require_known(name: str) -> None:
         raise ValueError(f"{unknown('engine', name, known)} See `kla check`.")
 
 
-def _auto(device: torch.device, dtype: torch.dtype, step: bool) -> str:
+def _auto(device: torch.device, dtype: torch.dtype, step: bool, gaps: bool) -> str:
     for engine in ENGINES.values():
-        reason = engine.why_not(device, dtype)
+        reason = engine.why_not(device, dtype, gaps=gaps)
         if reason is None and device.type not in engine.never_auto and (engine.step or not step):
             return engine.name
         if (
-            reason
+            engine.missing
             and engine.name == NATIVE
             and device.type == "cpu"
             and not torch.compiler.is_compiling()
         ):
-            _warn_slow(reason)
+            _warn_slow(engine.missing)
     return REFERENCE
 
 

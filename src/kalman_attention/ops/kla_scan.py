@@ -26,6 +26,7 @@ def kla_scan(
     a_bar: Dynamics,
     p_bar: Dynamics,
     *,
+    dt: Tensor | None = None,
     state: KLAState | None = None,
     mask: Mask | None = None,
     cu_seqlens: Tensor | None = None,
@@ -46,6 +47,8 @@ def kla_scan(
             time passes, the token brings nothing, and what stands in v, even NaN, is not read.
         a_bar: decay per token, in [-1, 1], ``[N, D]``.
         p_bar: process-noise variance per token, at least 0, ``[N, D]``.
+        dt: time that passes before each token, at least 0, ``[B, T]`` or ``[B, T, D]``, in units of
+            the step that a_bar and p_bar belong to; needs a_bar > 0. None means 1 everywhere.
         state: belief before the first token, ``[B, N, D]`` twice; mean 0, variance 1 if None.
         mask: ``[B, T]`` bool, False for padding: a place without a token, where no time passes. The
             belief stays exactly as it was, and y and y_var are 0, which is no statement about
@@ -62,8 +65,8 @@ def kla_scan(
     Returns:
         ``ScanOutput(y, y_var, state)``.
     """
-    inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens, acc_dtype)
-    chosen = resolve(engine, v.device, v.dtype)
+    inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens, acc_dtype, dt)
+    chosen = resolve(engine, v.device, v.dtype, gaps=dt is not None)
     if chosen == REFERENCE:
         return reference_scan(inputs, return_variance=return_variance)
     return _run(inputs, return_variance, chosen)
@@ -78,6 +81,7 @@ def kla_step(
     p_bar: Dynamics,
     state: KLAState,
     *,
+    dt: Tensor | None = None,
     mask: Mask | None = None,
     return_variance: bool = False,
     engine: str = "auto",
@@ -92,6 +96,7 @@ def kla_step(
         a_bar: decay per token, ``[N, D]``.
         p_bar: process-noise variance per token, ``[N, D]``.
         state: belief before the token, ``[B, N, D]`` twice; never changed in place.
+        dt: time that passes before the token, ``[B]`` or ``[B, D]``; None means 1.
         mask: ``[B]`` bool, False where a row has no token.
         return_variance: also compute ``y_var``.
         engine: ``"auto"``, or a name that ``kla check`` lists. An engine without a step of its own
@@ -100,8 +105,8 @@ def kla_step(
     Returns:
         ``ScanOutput(y, y_var, state)`` with y ``[B, D]``.
     """
-    inputs = check_step(q, k, v, lam_v, a_bar, p_bar, state, mask)
-    chosen = resolve(engine, v.device, v.dtype, step=True)
+    inputs = check_step(q, k, v, lam_v, a_bar, p_bar, state, mask, dt)
+    chosen = resolve(engine, v.device, v.dtype, step=True, gaps=dt is not None)
     if chosen == REFERENCE:
         return reference_step(inputs, return_variance=return_variance)
     own = ENGINES[chosen].step
@@ -114,14 +119,17 @@ def kla_step(
 def _step_by_scan(inputs: ScanInputs, return_variance: bool, engine: str) -> ScanOutput:
     """A step as a scan over one token: for the registered op, or an engine without a step."""
     q, k, v, lam_v = (x.unsqueeze(1) for x in inputs[:4])
-    mask = None if inputs.mask is None else inputs.mask.unsqueeze(1)
-    out = _run(inputs._replace(q=q, k=k, v=v, lam_v=lam_v, mask=mask), return_variance, engine)
+    mask, dt = (None if x is None else x.unsqueeze(1) for x in (inputs.mask, inputs.dt))
+    row = inputs._replace(q=q, k=k, v=v, lam_v=lam_v, mask=mask, dt=dt)
+    out = _run(row, return_variance, engine)
     y_var = None if out.y_var is None else out.y_var.squeeze(1)
     return ScanOutput(out.y.squeeze(1), y_var, out.state)
 
 
 def _needs_gradients(inputs: ScanInputs) -> bool:
-    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs[:8])
+    return torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (*inputs[:8], inputs.dt)
+    )
 
 
 def _run(inputs: ScanInputs, return_variance: bool, engine: str) -> ScanOutput:
@@ -151,12 +159,15 @@ def scan(
     mask: Tensor | None,
     cu_seqlens: Tensor | None,
     acc_dtype: torch.dtype | None,
+    dt: Tensor | None,
     return_variance: bool,
     save: bool,
     engine: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The registered op. An op returns tensors only: what was not asked for has no elements."""
-    inputs = _settled(q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens, acc_dtype)
+    inputs = _settled(
+        q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens, acc_dtype, dt
+    )
     if cu_seqlens is not None:
         check_bounds(cu_seqlens, v.shape[1])
     result = ENGINES[engine].load().forward(inputs, return_variance=return_variance, save=save)
@@ -167,7 +178,7 @@ def scan(
 
 @scan.register_fake
 def _scan_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    inputs, (return_variance, save, _) = ScanInputs(*args[:11]), args[11:]
+    inputs, (return_variance, save, _) = ScanInputs(*args[:12]), args[12:]
     (B, T, D), (R, N, _) = inputs.v.shape, inputs.mean_0.shape
     y = inputs.v.new_empty(B, T, D)
     belief = inputs.mean_0.new_empty(R, N, D)
@@ -193,42 +204,48 @@ def scan_backward(
     mask: Tensor | None,
     cu_seqlens: Tensor | None,
     acc_dtype: torch.dtype | None,
+    dt: Tensor | None,
     checkpoints: Tensor,
     dy: Tensor | None,
     dy_var: Tensor | None,
     dmean: Tensor | None,
     dvariance: Tensor | None,
     engine: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the eight floating inputs of ``scan``."""
-    inputs = _settled(q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens, acc_dtype)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the floating inputs of ``scan``; that of dt has no elements if dt is None."""
+    inputs = _settled(
+        q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens, acc_dtype, dt
+    )
     module = ENGINES[engine].load()
     grads = module.backward(inputs, checkpoints, dy, dy_var, dmean, dvariance)
-    dq, dk, dv, dlam_v, da_bar, dp_bar, dmean_0, dvariance_0 = grads
-    return dq, dk, dv, dlam_v, da_bar, dp_bar, dmean_0, dvariance_0
+    dq, dk, dv, dlam_v, da_bar, dp_bar, dmean_0, dvariance_0, ddt = grads
+    ddt = v.new_empty(0) if ddt is None else ddt
+    return dq, dk, dv, dlam_v, da_bar, dp_bar, dmean_0, dvariance_0, ddt
 
 
 @scan_backward.register_fake
 def _scan_backward_fake(*args: Any) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in args[:8])
+    ddt = args[2].new_empty(0) if args[11] is None else args[11].new_empty(args[11].shape)
+    return (*(x.new_empty(x.shape) for x in args[:8]), ddt)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, (acc_dtype, return_variance, _, engine) = inputs[:10], inputs[10:]
-    ctx.save_for_backward(*tensors, output[4])
+    tensors, (acc_dtype, dt, return_variance, _, engine) = inputs[:10], inputs[10:]
+    ctx.save_for_backward(*tensors, dt, output[4])
     ctx.acc_dtype, ctx.return_variance, ctx.engine = acc_dtype, return_variance, engine
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     dy, dy_var, dmean, dvariance, _ = grads
-    *tensors, checkpoints = ctx.saved_tensors
+    *tensors, dt, checkpoints = ctx.saved_tensors
     dy_var = dy_var if ctx.return_variance else None
-    found = scan_backward(
-        *tensors, ctx.acc_dtype, checkpoints, dy, dy_var, dmean, dvariance, ctx.engine
+    *found, ddt = scan_backward(
+        *tensors, ctx.acc_dtype, dt, checkpoints, dy, dy_var, dmean, dvariance, ctx.engine
     )
-    wanted = zip(found, ctx.needs_input_grad, strict=False)
-    return (*(grad if needed else None for grad, needed in wanted), *([None] * 6))
+    slots = (*found, None, None, None, None if dt is None else ddt, None, None, None)
+    wanted = zip(slots, ctx.needs_input_grad, strict=True)
+    return tuple(grad if needed else None for grad, needed in wanted)
 
 
 def _refuse_second_order(ctx: Any, *grads: Any) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from kalman_attention._typing import Dynamics, Keys, Mask, Precisions, Values
 from kalman_attention.filtering import moment
 from kalman_attention.filtering.evidence import token_evidence, without_gaps
+from kalman_attention.filtering.gaps import transition
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.readout import read_mean, read_variance
 from kalman_attention.ops.checks import check_bounds, check_scan, check_step
@@ -27,6 +28,7 @@ def kla_scan_ref(
     a_bar: Dynamics,
     p_bar: Dynamics,
     *,
+    dt: Tensor | None = None,
     state: KLAState | None = None,
     mask: Mask | None = None,
     cu_seqlens: Tensor | None = None,
@@ -34,7 +36,7 @@ def kla_scan_ref(
     acc_dtype: torch.dtype | None = None,
 ) -> ScanOutput:
     """Kalman linear attention, token by token. Arguments and result as for ``kla_scan``."""
-    inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens, acc_dtype)
+    inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens, acc_dtype, dt)
     return reference_scan(inputs, return_variance=return_variance)
 
 
@@ -49,7 +51,7 @@ def reference_scan(inputs: ScanInputs, *, return_variance: bool) -> ScanOutput:
         document = inputs._replace(
             q=q, k=k, v=v, lam_v=lam_v,
             mean_0=inputs.mean_0[i : i + 1], variance_0=inputs.variance_0[i : i + 1],
-            cu_seqlens=None,
+            cu_seqlens=None, dt=None if inputs.dt is None else inputs.dt[:, start:end],
         )  # fmt: skip
         documents.append(_rows(document, return_variance))
     variances = [d.y_var for d in documents if d.y_var is not None]
@@ -68,12 +70,14 @@ def _rows(inputs: ScanInputs, return_variance: bool) -> ScanOutput:
         q, k, v, lam_v = (x.masked_fill(~inputs.mask.unsqueeze(-1), 0.0) for x in (q, k, v, lam_v))
     v = without_gaps(v, lam_v)
     state = KLAState(*belief)
+    gaps = None if inputs.dt is None else _gaps(inputs.dt, inputs.mask, dtype).unbind(1)
     y, y_var = [v[:, :0]], [v[:, :0]]
     # unbind, not x[:, t]: the gradient of an index is as long as T, and there are T of them.
     tokens = zip(*(x.unbind(1) for x in (q, k, v, lam_v)), strict=True)
     for t, (q_t, k_t, v_t, lam_v_t) in enumerate(tokens):
         phi, b = token_evidence(k_t, v_t, lam_v_t)
-        new = moment.step(state, a_bar, p_bar, phi, b)
+        step = (a_bar, p_bar) if gaps is None else transition(a_bar, p_bar, gaps[t])
+        new = moment.step(state, *step, phi, b)
         if inputs.mask is not None:
             real = inputs.mask[:, t, None, None]
             new = KLAState(*(torch.where(real, x, y) for x, y in zip(new, state, strict=True)))
@@ -97,11 +101,12 @@ def kla_step_ref(
     p_bar: Dynamics,
     state: KLAState,
     *,
+    dt: Tensor | None = None,
     mask: Mask | None = None,
     return_variance: bool = False,
 ) -> ScanOutput:
     """One token in plain torch operations. Arguments and result as for ``kla_step``."""
-    inputs = check_step(q, k, v, lam_v, a_bar, p_bar, state, mask)
+    inputs = check_step(q, k, v, lam_v, a_bar, p_bar, state, mask, dt)
     return reference_step(inputs, return_variance=return_variance)
 
 
@@ -114,9 +119,16 @@ def reference_step(inputs: ScanInputs, *, return_variance: bool) -> ScanOutput:
         blank = ~inputs.mask.unsqueeze(-1)
         q, k, v, lam_v = (x.masked_fill(blank, 0.0) for x in (q, k, v, lam_v))
     phi, b = token_evidence(k, without_gaps(v, lam_v), lam_v)
-    state = moment.step(old, inputs.a_bar, inputs.p_bar, phi, b)
+    step: tuple[Tensor, Tensor] = inputs.a_bar, inputs.p_bar
+    if inputs.dt is not None:
+        step = transition(*step, _gaps(inputs.dt, inputs.mask, dtype))
+    state = moment.step(old, *step, phi, b)
     if inputs.mask is not None:
         real = inputs.mask[:, None, None]
         state = KLAState(*(torch.where(real, x, y) for x, y in zip(state, old, strict=True)))
     y_var = read_variance(q, state.variance).to(inputs.v.dtype) if return_variance else None
     return ScanOutput(y=read_mean(q, state.mean).to(inputs.v.dtype), y_var=y_var, state=state)
+
+
+def _gaps(dt: Tensor, mask: Mask | None, dtype: torch.dtype) -> Tensor:
+    return dt.to(dtype) if mask is None else dt.to(dtype).masked_fill(~mask.unsqueeze(-1), 0.0)

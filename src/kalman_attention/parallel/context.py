@@ -98,6 +98,7 @@ class RankContext:
         a_bar: Dynamics,
         p_bar: Dynamics,
         *,
+        dt: Tensor | None = None,
         state: KLAState | None = None,
         mask: Mask | None = None,
         cu_seqlens: Tensor | None = None,
@@ -114,6 +115,7 @@ class RankContext:
             lam_v: their precisions.
             a_bar: decay per token, ``[N, D]``.
             p_bar: process-noise variance per token, ``[N, D]``.
+            dt: time that passes before each token of the piece, as for ``kla_scan``.
             state: belief before the whole sequence, the same on every rank; None for the prior.
             mask: ``[B, T]`` bool, False for padding.
             cu_seqlens: must be None.
@@ -125,15 +127,15 @@ class RankContext:
             ``ScanOutput(y, y_var, state)`` of the piece; the state is the belief after it.
         """
         _refuse_packing(cu_seqlens)
-        inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, None, acc_dtype)
-        chosen = resolve(engine, v.device, v.dtype)
+        inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, None, acc_dtype, dt)
+        chosen = resolve(engine, v.device, v.dtype, gaps=dt is not None)
         if chosen == REFERENCE:
             raise ValueError(
                 "the reference filters whole sequences only. For one that is split over ranks use "
                 "engine='auto'."
             )
         how = _How(self.group, chosen, inputs.acc_dtype, return_variance)
-        y, y_var, mean, variance = _Scan.apply(*inputs[:8], mask, how)  # type: ignore[no-untyped-call]
+        y, y_var, mean, variance = _Scan.apply(*inputs[:8], mask, inputs.dt, how)  # type: ignore[no-untyped-call]
         return ScanOutput(y, y_var if return_variance else None, KLAState(mean, variance))
 
 
@@ -161,7 +163,7 @@ class _Scan(torch.autograd.Function):
         inputs = inputs._replace(mean_0=first.mean, variance_0=first.variance)
         save = any(ctx.needs_input_grad)
         *found, checkpoints = scan_op(*inputs, how.return_variance, save, how.engine)
-        ctx.save_for_backward(*inputs[:9], checkpoints)
+        ctx.save_for_backward(*inputs[:9], inputs.dt, checkpoints)
         ctx.how = how
         ctx.set_materialize_grads(False)
         return tuple(found)
@@ -185,16 +187,17 @@ class _Scan(torch.autograd.Function):
         for i in reversed(range(group.rank + 1, group.size)):
             later = AdjointMap(*gathered[i]).apply(*later)
         ends = dmu + later[0], ds + later[1]
-        found = scan_backward(*inputs, checkpoints, dy, dy_var, *ends, how.engine)
+        *found, ddt = scan_backward(*inputs, checkpoints, dy, dy_var, *ends, how.engine)
         if group.rank > 0:  # zeros and not None: DDP waits for a gradient of every parameter
-            found = (*found[:6], *map(torch.zeros_like, found[6:]))
-        wanted = zip(found, ctx.needs_input_grad, strict=False)
-        return (*(grad if needed else None for grad, needed in wanted), None, None)
+            found = [*found[:6], *map(torch.zeros_like, found[6:])]
+        wanted = zip((*found, None, ddt, None), ctx.needs_input_grad, strict=True)
+        return tuple(grad if needed else None for grad, needed in wanted)
 
 
 def _inputs(tensors: Sequence[Any], how: _How) -> ScanInputs:
     """The arguments of a scan without packed documents."""
-    return ScanInputs._make((*tensors, None, how.acc_dtype))
+    *given, dt = tensors
+    return ScanInputs._make((*given, None, how.acc_dtype, dt))
 
 
 def _tail(x: Tensor, mask: Mask | None, W: int) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ TOLERANCE = 1e-4
 VANISHING = 1e-30
 """Results whose largest entry is below this count as 0: float32 has no digits left there."""
 
-INPUT_NAMES = ("q", "k", "v", "lam_v", "a_bar", "p_bar", "state.mean", "state.variance")
+INPUT_NAMES = ("q", "k", "v", "lam_v", "a_bar", "p_bar", "state.mean", "state.variance", "dt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,8 @@ class Case:
         lam_max: largest value precision; they are log-uniform over six decades, with some zeros.
         padding: "none", "left", "right" or "random".
         documents: number of packed documents, or 0 for plain rows.
+        gaps: time between tokens: "none", "token" (``[B, T]``) or "channel" (``[B, T, D]``), with
+            some of length 0; decays are then positive.
         seed: of the random numbers.
     """
 
@@ -56,11 +58,12 @@ class Case:
     lam_max: float = 10.0
     padding: str = "none"
     documents: int = 0
+    gaps: str = "none"
     seed: int = 0
 
 
 class Call(NamedTuple):
-    """Arguments of one call in float64, and the gradients that its outputs receive."""
+    """Arguments of one call in float64, dt last if given, and the gradients of its outputs."""
 
     tensors: tuple[Tensor, ...]
     options: dict[str, Any]
@@ -82,13 +85,13 @@ def make_call(case: Case) -> Call:
     near_one = 1.0 - 10.0 ** (-5.0 * uniform(N, D))
     a_bar = torch.where(uniform(N, D) < 0.5, near_one, case.a_min ** uniform(N, D))
     a_bar = a_bar.clamp(min=case.a_min)
-    if case.signed:
+    if case.signed and case.gaps == "none":
         a_bar = torch.where(uniform(N, D) < 1 / 3, -a_bar, a_bar)
     lam_v = case.lam_max * 10.0 ** (-6.0 * uniform(B, T, D))
     lam_v = torch.where(uniform(B, T, D) < 0.05, 0.0, lam_v)
     key_scale = 1.0 / math.sqrt(N)
     v, k, q = normal(B, T, D), normal(B, T, N) * key_scale, normal(B, T, N) * key_scale
-    drawn = (
+    drawn: tuple[Tensor, ...] = (
         q,
         k,
         v,
@@ -98,6 +101,9 @@ def make_call(case: Case) -> Call:
         normal(R, N, D),
         0.1 + uniform(R, N, D),
     )
+    if case.gaps != "none":
+        size = (B, T, D) if case.gaps == "channel" else (B, T)
+        drawn = (*drawn, torch.where(uniform(*size) < 0.1, 0.0, 10.0 ** (2.0 * uniform(*size) - 1)))
     # What a float32 engine is given is what the reference gets: representable in float32.
     tensors = tuple(x.float().double() for x in drawn)
     cotangents = (normal(B, T, D), normal(B, T, D), normal(R, N, D), normal(R, N, D))
@@ -139,12 +145,14 @@ def run_call(
         device: where to run.
     """
     tensors = [x.to(device, dtype).requires_grad_() for x in call.tensors]
-    options = {name: x.to(device) for name, x in call.options.items()}
-    state = KLAState(*tensors[6:])
+    options: dict[str, Any] = {name: x.to(device) for name, x in call.options.items()}
+    options |= {"state": KLAState(*tensors[6:8]), "return_variance": True}
+    if len(tensors) > 8:
+        options["dt"] = tensors[8]
     if engine == "reference":
-        out = kla_scan_ref(*tensors[:6], state=state, return_variance=True, **options)
+        out = kla_scan_ref(*tensors[:6], **options)
     else:
-        out = kla_scan(*tensors[:6], state=state, return_variance=True, engine=engine, **options)
+        out = kla_scan(*tensors[:6], engine=engine, **options)
     outputs = _outputs(out)
     used = set(use)
     pairs = zip(outputs.values(), call.cotangents, strict=True)
@@ -152,7 +160,7 @@ def run_call(
     grads = torch.autograd.grad(
         torch.stack(terms).sum(), tensors, allow_unused=True, materialize_grads=True
     )
-    named = {f"d {name}": grad for name, grad in zip(INPUT_NAMES, grads, strict=True)}
+    named = {f"d {name}": grad for name, grad in zip(INPUT_NAMES, grads, strict=False)}
     return {name: x.detach() for name, x in (outputs | named).items()}
 
 

@@ -77,8 +77,8 @@ def backward(
     """
     call = inputs.dense(inputs.arithmetic_dtype)
     grads = ScanGrads(*(torch.empty(x.shape, dtype=x.dtype) for x in call[:8]))
-    run_backward(KALMAN, call, checkpoints, (dy, dy_var, dmean, dvariance), grads, isa, pool)
-    return ScanGrads(*(g.to(x.dtype) for g, x in zip(grads, inputs[:8], strict=True)))
+    run_backward(KALMAN, call, checkpoints, (dy, dy_var, dmean, dvariance), grads[:8], isa, pool)
+    return ScanGrads(*(g.to(x.dtype) for g, x in zip(grads[:8], inputs[:8], strict=True)))
 
 
 def filter_map(inputs: ScanInputs, *, isa: str = "auto", pool: str = "auto") -> FilterMap:

@@ -67,7 +67,7 @@ def backward(
         dy_var=None if dy_var is None else rows(dy_var),
         dmean=None if dmean is None else dense(dmean, dtype),
         dvariance=None if dvariance is None else dense(dvariance, dtype),
-        **{f"d{name}": grad for name, grad in grads._asdict().items()},
+        **{f"d{name}": x for name, x in grads._asdict().items() if x is not None},
         dynamics_parts=_lanes(params, 2),
     )
     if grid.split(params.R):
@@ -78,7 +78,7 @@ def backward(
         params = params._replace(channel_sums=_tokens(params, 2))
     _walk_back(unit, grid, params)
     _each_lane(unit, "kla_sum_dynamics", params, 1)
-    return ScanGrads(*(g.to(x.dtype) for g, x in zip(grads, inputs[:8], strict=True)))
+    return ScanGrads(*(g.to(x.dtype) for g, x in zip(grads[:8], inputs[:8], strict=True)))
 
 
 def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:

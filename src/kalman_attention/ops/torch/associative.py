@@ -71,7 +71,7 @@ def _replay(
     state = starts
     for t in range(CHUNK):
         phi, b = token_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
-        new = moment.step(state, rows.a_bar, rows.p_bar, phi, b)
+        new = moment.step(state, *rows.dynamics(t), phi, b)
         real = rows.real[:, :, t]
         state = KLAState(*(torch.where(real, x, y) for x, y in zip(new, state, strict=True)))
         y[:, :, t] = read_mean(rows.q[:, :, t], state.mean)

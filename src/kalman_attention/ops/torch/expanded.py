@@ -17,6 +17,7 @@ from torch import Tensor
 from kalman_attention.filtering import moment
 from kalman_attention.filtering.affine import Affine
 from kalman_attention.filtering.evidence import token_evidence
+from kalman_attention.filtering.gaps import transition
 from kalman_attention.filtering.mobius import Mobius
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.readout import read_mean, read_variance
@@ -44,8 +45,10 @@ class ExpandedEngine:
         phi, b = token_evidence(k, v, lam_v)
         # No token: a_bar = 1 and p_bar = 0 make the step the exact identity.
         real = rows.real.flatten(1, 2)
-        a_bar = torch.where(real, inputs.a_bar.double(), 1.0)
-        p_bar = torch.where(real, inputs.p_bar.double(), 0.0)
+        a, p = inputs.a_bar.double(), inputs.p_bar.double()
+        if rows.dt is not None:
+            a, p = transition(a, p, rows.dt.double().flatten(1, 2))
+        a_bar, p_bar = torch.where(real, a, 1.0), torch.where(real, p, 0.0)
         path = self._beliefs(a_bar, p_bar, phi, b, state_0)
         path = KLAState(*(torch.cat(pair, dim=1) for pair in zip(state_0, path, strict=True)))
         dtype = inputs.compute_dtype

@@ -21,6 +21,7 @@ class Step(NamedTuple):
         variance: posterior variance s'.
         mean_prev: mean before the token, mu.
         variance_prev: variance before the token, s.
+        a: decay of the step to the token.
         r: retention.
         e: what the token says beyond the prediction, b - phi a mu.
         rest: what the new mean leaves of the value, v - k mu'.
@@ -31,6 +32,7 @@ class Step(NamedTuple):
     variance: Tensor
     mean_prev: Tensor
     variance_prev: Tensor
+    a: Tensor
     r: Tensor
     e: Tensor
     rest: Tensor
@@ -50,14 +52,15 @@ def replay(rows: Rows, starts: KLAState) -> Iterator[Step]:
     for t in range(CHUNK):
         phi, b = token_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
         real = rows.real[:, :, t]
-        prior = moment.predict(state, rows.a_bar, rows.p_bar)
+        a, p = rows.dynamics(t)
+        prior = moment.predict(state, a, p)
         new = moment.update(prior, phi, b)
         new = KLAState(*(torch.where(real, x, y) for x, y in zip(new, state, strict=True)))
         r = moment.retention(prior.variance, phi)
         e = moment.innovation(prior.mean, phi, b)
         k = rows.k[:, :, t].unsqueeze(-1)
         rest = r * (rows.v[:, :, t].unsqueeze(-2) - k * prior.mean)
-        yield Step(new.mean, new.variance, state.mean, state.variance, r, e, rest, real)
+        yield Step(new.mean, new.variance, state.mean, state.variance, a, r, e, rest, real)
         state = new
 
 

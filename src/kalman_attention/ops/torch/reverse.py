@@ -21,6 +21,7 @@ adjoints lose all digits in float32.
 import torch
 from torch import Tensor
 
+from kalman_attention.filtering.gaps import transition_adjoint
 from kalman_attention.filtering.segment import AdjointMap
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs
 from kalman_attention.ops.torch.replay import Adjoint, Step, replay, sources
@@ -50,7 +51,7 @@ def backward(
     starts = rows.layout.load(checkpoints, dtype)
     steps = list(replay(rows, starts))
     added = list(sources(rows, dy_rows, dy_var_rows))
-    maps = chunk_adjoints(steps, added, rows.a_bar, starts)
+    maps = chunk_adjoints(steps, added, starts)
     incoming, first = _incoming(maps, last)
     return _accumulate(inputs, rows, steps, added, incoming, first, dy_rows, dy_var_rows)
 
@@ -65,10 +66,10 @@ def _incoming(maps: AdjointMap, last: Adjoint) -> tuple[Adjoint, Adjoint]:
     return Adjoint(*(torch.stack(field, dim=1) for field in zip(*arriving, strict=True))), last
 
 
-def _pull_back(step: Step, a_bar: Tensor, after: Adjoint) -> tuple[Adjoint, Tensor]:
+def _pull_back(step: Step, after: Adjoint) -> tuple[Adjoint, Tensor]:
     """Adjoint before a token from the adjoint after it; also dP, the one of the prediction."""
     dP = step.r * (step.r * (after.ds + step.e * after.dmu))
-    before = Adjoint(dmu=a_bar * (step.r * after.dmu), ds=a_bar * (a_bar * dP))
+    before = Adjoint(dmu=step.a * (step.r * after.dmu), ds=step.a * (step.a * dP))
     skip = Adjoint(*(torch.where(step.real, x, y) for x, y in zip(before, after, strict=True)))
     return skip, dP
 
@@ -84,21 +85,27 @@ def _accumulate(
     dy_var: Tensor | None,
 ) -> ScanGrads:
     """Walk back once more with the right adjoints and collect what every input gets."""
-    a_bar, dtype = rows.a_bar, inputs.compute_dtype
+    dtype = inputs.compute_dtype
     dv, dlam_v = torch.empty_like(rows.v), torch.empty_like(rows.v)
     dk, dq = torch.empty_like(rows.k), torch.zeros_like(rows.q)
-    da, dp = torch.zeros_like(a_bar), torch.zeros_like(a_bar)
+    da, dp = torch.zeros_like(rows.a_bar), torch.zeros_like(rows.a_bar)
+    ddt = None if rows.dt is None else torch.empty_like(rows.dt)
     for t in reversed(range(CHUNK)):
         step = steps[t]
         after = _add(adjoint, added[t])
-        adjoint, dP = _pull_back(step, a_bar, after)
+        adjoint, dP = _pull_back(step, after)
         dP = torch.where(step.real, dP, 0.0)
         dmu = torch.where(step.real, after.dmu, 0.0)
         ds = torch.where(step.real, after.ds, 0.0)
         db = step.variance * dmu
         s_ds = step.variance * ds
         dphi = -step.variance * (s_ds + step.mean * dmu)
-        da += (step.mean_prev * (step.r * dmu) + 2.0 * a_bar * step.variance_prev * dP).sum((0, 1))
+        da_t = step.mean_prev * (step.r * dmu) + 2.0 * step.a * step.variance_prev * dP
+        if rows.dt is not None and ddt is not None:
+            da_t, dP, ddt[:, :, t] = transition_adjoint(
+                rows.a_bar, rows.p_bar, rows.dt[:, :, t], da_t, dP
+            )
+        da += da_t.sum((0, 1))
         dp += dP.sum((0, 1))
         k = rows.k[:, :, t].unsqueeze(-1)
         v, lam_v = rows.v[:, :, t].unsqueeze(-2), rows.lam_v[:, :, t].unsqueeze(-2)
@@ -121,6 +128,7 @@ def _accumulate(
         p_bar=dp.to(dtype),
         mean_0=first.dmu.to(dtype, copy=True),
         variance_0=first.ds.to(dtype, copy=True),
+        dt=None if ddt is None or inputs.dt is None else back(ddt, inputs.dt),
     )
 
 
@@ -131,4 +139,5 @@ def _add(x: Adjoint, y: Adjoint) -> Adjoint:
 def _no_tokens(inputs: ScanInputs, last: Adjoint) -> ScanGrads:
     """Without tokens the last belief is the first one and nothing else takes part."""
     q, k, v, lam_v, a_bar, p_bar = (torch.zeros_like(x) for x in inputs[:6])
-    return ScanGrads(q, k, v, lam_v, a_bar, p_bar, last.dmu.clone(), last.ds.clone())
+    dt = None if inputs.dt is None else torch.zeros_like(inputs.dt)
+    return ScanGrads(q, k, v, lam_v, a_bar, p_bar, last.dmu.clone(), last.ds.clone(), dt)

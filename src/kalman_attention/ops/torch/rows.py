@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kalman_attention.filtering.evidence import without_gaps
+from kalman_attention.filtering.gaps import transition
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.ops.contract import CHUNK, ScanInputs
 
@@ -28,6 +29,7 @@ class Rows(NamedTuple):
         state_0: belief before the first token, ``[R, N, D]``.
         real: True where there is a token, ``[R, C, CHUNK, 1, 1]``, ready to select beliefs.
         layout: how to go back.
+        dt: time before every token, ``[R, C, CHUNK, D]`` or ``[R, C, CHUNK, 1]``; None for 1.
     """
 
     q: Tensor
@@ -39,6 +41,13 @@ class Rows(NamedTuple):
     state_0: KLAState
     real: Tensor
     layout: "Layout"
+    dt: Tensor | None
+
+    def dynamics(self, t: int) -> tuple[Tensor, Tensor]:
+        """Decay and noise variance of the step to token t of every chunk."""
+        if self.dt is None:
+            return self.a_bar, self.p_bar
+        return transition(self.a_bar, self.p_bar, self.dt[:, :, t])
 
 
 class Layout(NamedTuple):
@@ -106,7 +115,9 @@ def to_rows(inputs: ScanInputs) -> Rows:
     v = without_gaps(v, lam_v)
     a_bar, p_bar, mean_0, variance_0 = (x.to(dtype) for x in inputs[4:8])
     state_0 = KLAState(mean_0, variance_0)
-    return Rows(q, k, v, lam_v, a_bar, p_bar, state_0, real.view(*v.shape[:3], 1, 1), layout)
+    dt = None if inputs.dt is None else gather(inputs.dt)
+    real = real.view(*v.shape[:3], 1, 1)
+    return Rows(q, k, v, lam_v, a_bar, p_bar, state_0, real, layout, dt)
 
 
 def _layout(inputs: ScanInputs) -> tuple[Layout, Tensor]:

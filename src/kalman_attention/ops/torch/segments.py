@@ -54,7 +54,7 @@ def adjoint_map(
     dy, dy_var = (None if g is None else rows.layout.gather(g, dtype) for g in (dy, dy_var))
     starts = rows.layout.load(checkpoints, dtype)
     added = sources(rows, dy, dy_var)
-    maps = chunk_adjoints(replay(rows, starts), added, rows.a_bar, starts)
+    maps = chunk_adjoints(replay(rows, starts), added, starts)
     found = _combined(maps, rows.state_0.mean)
     return AdjointMap(*(x.to(inputs.compute_dtype) for x in found))
 
@@ -65,17 +65,15 @@ def chunk_filters(rows: Rows) -> FilterMap:
     total = FilterMap.identity_like(rows.v.new_empty(R, C, N, rows.v.shape[-1]))
     for t in range(CHUNK):
         phi, b = token_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
-        total = _where(rows.real[:, :, t], total.then(rows.a_bar, rows.p_bar, phi, b), total)
+        total = _where(rows.real[:, :, t], total.then(*rows.dynamics(t), phi, b), total)
     return total
 
 
-def chunk_adjoints(
-    steps: Iterable[Step], added: Iterable[Adjoint], a_bar: Tensor, starts: KLAState
-) -> AdjointMap:
+def chunk_adjoints(steps: Iterable[Step], added: Iterable[Adjoint], starts: KLAState) -> AdjointMap:
     """Maps of all chunks, ``[R, C, N, D]``, from their steps and what their outputs add."""
     total = AdjointMap.identity_like(starts.mean)
     for step, own in zip(steps, added, strict=True):
-        total = _where(step.real, total.then(a_bar, step.r, step.e, own.dmu, own.ds), total)
+        total = _where(step.real, total.then(step.a, step.r, step.e, own.dmu, own.ds), total)
     return total
 
 
