@@ -28,7 +28,7 @@ states = st.builds(KLAState, reals, variances)
 
 
 def segment(*seen) -> FilterMap:
-    total = FilterMap.identity_like(ZERO)
+    total = FilterMap.identity_like(KLAState(ZERO, ZERO))
     for token in seen:
         total = total.then(*token)
     return total
@@ -75,7 +75,7 @@ def test_a_long_segment_is_the_filter_run():
     x, state = random_system(B=2, T=T), random_state()
     x = x._replace(p_bar=torch.where(torch.arange(2) == 0, x.p_bar, 0.0))
     phi, b = token_evidence(x.k, x.v, x.lam_v)
-    total, run = FilterMap.identity_like(phi[:, 0]), state
+    total, run = FilterMap.identity_like(state), state
     for t in range(T):
         total = total.then(x.a_bar, x.p_bar, phi[:, t], b[:, t])
         run = moment.step(run, x.a_bar, x.p_bar, phi[:, t], b[:, t])
@@ -87,7 +87,7 @@ def test_a_long_segment_is_the_filter_run():
 def test_prefix_scan_of_segments_gives_all_beliefs():
     x, state = random_system(B=2, T=13), random_state()
     phi, b = token_evidence(x.k, x.v, x.lam_v)
-    each = FilterMap.identity_like(phi).then(x.a_bar, x.p_bar, phi, b)
+    each = FilterMap.identity_like(KLAState(phi, phi)).then(x.a_bar, x.p_bar, phi, b)
     start = KLAState(*(part.unsqueeze(1) for part in state))
     path = prefix_scan(FilterMap.compose, each).apply(start)
     for t in range(13):
@@ -106,7 +106,6 @@ def test_the_adjoint_maps_compose():
 
 
 def test_no_token_changes_nothing():
-    x = torch.randn(3)
     state = KLAState(torch.randn(3), torch.rand(3))
-    assert_close(FilterMap.identity_like(x).apply(state), state, 0.0, 0.0)
-    assert_close(AdjointMap.identity_like(x).apply(*state), tuple(state), 0.0, 0.0)
+    assert_close(FilterMap.identity_like(state).apply(state), state, 0.0, 0.0)
+    assert_close(AdjointMap.identity_like(state).apply(*state), tuple(state), 0.0, 0.0)

@@ -10,6 +10,7 @@
 ``affine``        Theorem 2: the mean step is an affine map
 ``projective``    both together: one step is one linear map, so one scan does both
 ``segment``       that map of a whole segment of tokens, in the numbers that engines carry
+``blocks``        slots that share a precision: one variance for several means
 ``readout``       from belief to output: mean and variance
 ``identities``    other true forms of the same filter
 ================  ==========================================================================

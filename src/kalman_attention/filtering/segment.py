@@ -15,7 +15,8 @@ uu = A, xx = A^2 + s J, ux = A eta + mu J. A belief (s_0, mu_0) that enters come
 
 All five are bounded by themselves, so nothing has to be divided out, and the two entries that
 would have to be rebuilt from others are never needed. Given the beliefs, the adjoint of a segment
-is affine and known by four numbers. Both are built forward in time, a token at a time.
+is affine and known by four numbers. Both are built forward in time, a token at a time. Where slots
+share a variance (``blocks``), s, gain and J are shared with it, and so is ds_0.
 """
 
 from typing import NamedTuple
@@ -38,10 +39,10 @@ class FilterMap(NamedTuple):
     eta: Tensor
 
     @classmethod
-    def identity_like(cls, x: Tensor) -> "FilterMap":
-        """The map of no token, with entries of the shape and dtype of ``x``."""
-        zero = torch.zeros_like(x)
-        return cls(s=zero, mu=zero, gain=torch.ones_like(x), J=zero, eta=zero)
+    def identity_like(cls, state: KLAState) -> "FilterMap":
+        """The map of no token, with entries of the shapes and dtype of a belief."""
+        mu, s = (torch.zeros_like(x) for x in state)
+        return cls(s=s, mu=mu, gain=torch.ones_like(s), J=s, eta=mu)
 
     def then(self, a_bar: Dynamics, p_bar: Dynamics, phi: Belief, b: Belief) -> "FilterMap":
         """This map followed by one token: the filter itself, and what becomes of the start."""
@@ -90,10 +91,10 @@ class AdjointMap(NamedTuple):
     ds_0: Tensor
 
     @classmethod
-    def identity_like(cls, x: Tensor) -> "AdjointMap":
-        """The map of no token, with entries of the shape and dtype of ``x``."""
-        zero = torch.zeros_like(x)
-        return cls(gain=torch.ones_like(x), cross=zero, dmu_0=zero, ds_0=zero)
+    def identity_like(cls, state: KLAState) -> "AdjointMap":
+        """The map of no token, with entries of the shapes and dtype of a belief."""
+        dmu, ds = (torch.zeros_like(x) for x in state)
+        return cls(gain=torch.ones_like(ds), cross=dmu, dmu_0=dmu, ds_0=ds)
 
     def then(self, a_bar: Dynamics, r: Belief, e: Belief, dmu: Belief, ds: Belief) -> "AdjointMap":
         """This map followed by one token, whose adjoint is applied before it.
@@ -112,7 +113,7 @@ class AdjointMap(NamedTuple):
             gain=gain,
             cross=cross,
             dmu_0=self.dmu_0 + gain * dmu,
-            ds_0=self.ds_0 + cross * dmu + gain * (gain * ds),
+            ds_0=self.ds_0 + self._shared(cross * dmu) + gain * (gain * ds),
         )
 
     def compose(self, earlier: "AdjointMap") -> "AdjointMap":
@@ -129,5 +130,9 @@ class AdjointMap(NamedTuple):
         """Gradients by mean and variance before the segment, from those after it."""
         return (
             self.gain * dmu + self.dmu_0,
-            self.gain * (self.gain * ds) + self.cross * dmu + self.ds_0,
+            self.gain * (self.gain * ds) + self._shared(self.cross * dmu) + self.ds_0,
         )
+
+    def _shared(self, x: Belief) -> Belief:
+        """Sum over the slots that share a variance; nothing to add where each has its own."""
+        return x.sum_to_size(self.ds_0.shape)

@@ -188,19 +188,21 @@ def _check_common(
     dtype = require_token_dtypes(v=v, lam_v=lam_v, q=q, k=k, **({} if dt is None else {"dt": dt}))
     if N == 0 or D == 0:
         raise ValueError(f"N and D must be at least 1, got N = {N} (from k) and D = {D} (from v).")
+    G = require_blocks(a_bar, N, D)
     for name, x in (("a_bar", a_bar), ("p_bar", p_bar)):
-        require_shape(name, x, "[N, D]", (N, D), "k and v give N, D =", (N, D))
+        require_shape(name, x, "[N, D]", (G, D), "a_bar and v give G, D =", (G, D))
         require_float(name, x, dtype, "decays near 1 and small noise need its digits")
     if state is None:
-        state = KLAState.unit_prior(rows, N, D, dtype=dtype, device=v.device)
+        prior = KLAState.unit_prior(rows, N, D, dtype=dtype, device=v.device)
+        state = prior._replace(variance=prior.variance[:, :G])
     elif not (isinstance(state, tuple) and len(state) == 2):
         raise ValueError(
             f"state must be a KLAState(mean, variance), got {type(state).__name__}. Pass the state "
             "of a ScanOutput, or build one with KLAState(mean, variance)."
         )
     mean_0, variance_0 = state
-    for name, x in (("state.mean", mean_0), ("state.variance", variance_0)):
-        require_belief(name, x, (rows, N, D), packed=cu_seqlens is not None)
+    for name, x, slots in (("state.mean", mean_0, N), ("state.variance", variance_0, G)):
+        require_belief(name, x, (rows, slots, D), packed=cu_seqlens is not None)
         require_float(name, x, dtype, "a belief is carried over the whole sequence")
     others = {
         "q": q, "k": k, "lam_v": lam_v, "a_bar": a_bar, "p_bar": p_bar,
@@ -208,6 +210,19 @@ def _check_common(
     }  # fmt: skip
     require_device("v", v, **others)
     return ScanInputs(q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens, dt=dt)
+
+
+def require_blocks(a_bar: Tensor, N: int, D: int) -> int:
+    """The dynamics are per slot, or per block of slots; returns the number of blocks."""
+    fits = isinstance(a_bar, Tensor) and a_bar.dim() == 2 and a_bar.shape[1] == D
+    G = a_bar.shape[0] if fits and a_bar.shape[0] else N
+    require_shape("a_bar", a_bar, "[N, D]", (G, D), "k and v give N, D =", (N, D))
+    if N % G:
+        raise ValueError(
+            f"a_bar has shape {list(a_bar.shape)} but must be [N, D] = {[N, D]}, or [G, D] with G "
+            f"blocks of N / G slots that share a precision: {G} does not divide {N}."
+        )
+    return G
 
 
 def require_gaps(dt: Tensor, v: Tensor, legend: str) -> Tensor:

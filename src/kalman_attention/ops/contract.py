@@ -51,6 +51,11 @@ class ScanInputs(NamedTuple):
         return self.compute_dtype if self.acc_dtype is None else self.acc_dtype
 
     @property
+    def shared(self) -> bool:
+        """Whether slots share a precision: fewer blocks than slots."""
+        return self.a_bar.shape[0] < self.k.shape[-1]
+
+    @property
     def chunks(self) -> int:
         """Number of saved beliefs; depends on shapes only.
 

@@ -45,6 +45,7 @@ class Engine:
         step: has a single-token kernel of its own.
         maps: summarises segments of tokens by itself.
         gaps: takes the time between tokens, ``dt``.
+        shared: takes blocks of slots that share a precision.
         eager_only: cannot run inside a compiled or exported graph.
         never_auto: device types on which ``auto`` passes it over.
         missing: what it lacks on this machine, or None. Plain data, found out at import, so that
@@ -59,6 +60,7 @@ class Engine:
     step: bool = False
     maps: bool = False
     gaps: bool = False
+    shared: bool = False
     eager_only: bool = False
     never_auto: tuple[str, ...] = ()
     missing: str | None = None
@@ -76,7 +78,12 @@ class Engine:
         return cast(MapEngineModule, _load(self.location if self.maps else _MAPS))
 
     def why_not(
-        self, device: torch.device, dtype: torch.dtype, *, gaps: bool = False
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        gaps: bool = False,
+        shared: bool = False,
     ) -> str | None:
         """Why a call on ``device`` with v in ``dtype`` cannot be served, or None if it can."""
         if self.devices and device.type not in self.devices:
@@ -86,6 +93,8 @@ class Engine:
             return f"it takes {names}, v is {str(dtype).removeprefix('torch.')}"
         if gaps and not self.gaps:
             return "it does not take dt yet"
+        if shared and not self.shared:
+            return "it does not take slots that share a precision yet"
         if self.eager_only and torch.compiler.is_compiling():
             return "it does not run inside compiled or exported graphs"
         return self.missing
@@ -140,6 +149,7 @@ ENGINES = {
             devices=(),
             location=f"{_PACKAGE}.torch.associative",
             gaps=True,
+            shared=True,
         ),
         # Below an engine that serves every device: ``auto`` does not choose what never ran on one.
         Engine(
@@ -207,6 +217,7 @@ def resolve(
     *,
     step: bool = False,
     gaps: bool = False,
+    shared: bool = False,
 ) -> str:
     """Name of the engine that serves a call.
 
@@ -216,6 +227,7 @@ def resolve(
         dtype: dtype of v.
         step: a single token is asked for: ``"auto"`` means an engine with a step of its own.
         gaps: the call has dt.
+        shared: its slots share precisions.
 
     Returns:
         A key of ``ENGINES``, or ``REFERENCE``.
@@ -226,15 +238,16 @@ def resolve(
     if name == "auto":
         name = _auto_means[-1]
     if name == "auto":
-        return _auto(device, dtype, step, gaps)
+        return _auto(device, dtype, step, gaps=gaps, shared=shared)
     if name == REFERENCE:
         return name
     _require_known(name)
-    reason = ENGINES[name].why_not(device, dtype, gaps=gaps)
+    reason = ENGINES[name].why_not(device, dtype, gaps=gaps, shared=shared)
     if reason is not None:
+        other = _auto(device, dtype, step, gaps=gaps, shared=shared)
         raise ValueError(
             f"engine {name!r} cannot serve this call: {reason}. "
-            f"engine={_auto(device, dtype, step, gaps)!r} can; so can engine='reference'."
+            f"engine={other!r} can; so can engine='reference'."
         )
     return name
 
@@ -245,9 +258,16 @@ def _require_known(name: str) -> None:
         raise ValueError(f"{unknown('engine', name, known)} See `kla check`.")
 
 
-def _auto(device: torch.device, dtype: torch.dtype, step: bool, gaps: bool) -> str:
+def _auto(
+    device: torch.device,
+    dtype: torch.dtype,
+    step: bool,
+    *,
+    gaps: bool = False,
+    shared: bool = False,
+) -> str:
     for engine in ENGINES.values():
-        reason = engine.why_not(device, dtype, gaps=gaps)
+        reason = engine.why_not(device, dtype, gaps=gaps, shared=shared)
         if reason is None and device.type not in engine.never_auto and (engine.step or not step):
             return engine.name
         if (

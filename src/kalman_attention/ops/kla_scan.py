@@ -45,11 +45,13 @@ def kla_scan(
         v: values, ``[B, T, D]``; half, bfloat16, float32 or float64. T may be 0.
         lam_v: precision of each value, at least 0, ``[B, T, D]``. 0 says that a value is missing:
             time passes, the token brings nothing, and what stands in v, even NaN, is not read.
-        a_bar: decay per token, in [-1, 1], ``[N, D]``.
-        p_bar: process-noise variance per token, at least 0, ``[N, D]``.
+        a_bar: decay per token, in [-1, 1], ``[N, D]``; or ``[G, D]``, and the slots form G blocks
+            of neighbours that share decay, noise and variance.
+        p_bar: process-noise variance per token, at least 0, in the shape of a_bar.
         dt: time that passes before each token, at least 0, ``[B, T]`` or ``[B, T, D]``, in units of
             the step that a_bar and p_bar belong to; needs a_bar > 0. None means 1 everywhere.
-        state: belief before the first token, ``[B, N, D]`` twice; mean 0, variance 1 if None.
+        state: belief before the first token, ``[B, N, D]`` twice (a shared variance ``[B, G, D]``);
+            mean 0, variance 1 if None.
         mask: ``[B, T]`` bool, False for padding: a place without a token, where no time passes. The
             belief stays exactly as it was, and y and y_var are 0, which is no statement about
             anything. For values that are missing use ``lam_v`` = 0 instead.
@@ -66,7 +68,7 @@ def kla_scan(
         ``ScanOutput(y, y_var, state)``.
     """
     inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens, acc_dtype, dt)
-    chosen = resolve(engine, v.device, v.dtype, gaps=dt is not None)
+    chosen = resolve(engine, v.device, v.dtype, gaps=dt is not None, shared=inputs.shared)
     if chosen == REFERENCE:
         return reference_scan(inputs, return_variance=return_variance)
     return _run(inputs, return_variance, chosen)
@@ -106,7 +108,9 @@ def kla_step(
         ``ScanOutput(y, y_var, state)`` with y ``[B, D]``.
     """
     inputs = check_step(q, k, v, lam_v, a_bar, p_bar, state, mask, dt)
-    chosen = resolve(engine, v.device, v.dtype, step=True, gaps=dt is not None)
+    chosen = resolve(
+        engine, v.device, v.dtype, step=True, gaps=dt is not None, shared=inputs.shared
+    )
     if chosen == REFERENCE:
         return reference_step(inputs, return_variance=return_variance)
     own = ENGINES[chosen].step
@@ -186,7 +190,7 @@ def _scan_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         y,
         torch.empty_like(y) if return_variance else inputs.v.new_empty(0),
         belief,
-        torch.empty_like(belief),
+        inputs.variance_0.new_empty(inputs.variance_0.shape),
         inputs.mean_0.new_empty((2, inputs.chunks, N, D) if save else 0),
     )
 

@@ -12,10 +12,15 @@ from torch import Tensor
 
 from kalman_attention._typing import Dynamics, Keys, Mask, Precisions, Values
 from kalman_attention.filtering import moment
-from kalman_attention.filtering.evidence import token_evidence, without_gaps
+from kalman_attention.filtering.blocks import (
+    block_evidence,
+    from_blocks,
+    read_blocks,
+    to_blocks,
+)
+from kalman_attention.filtering.evidence import without_gaps
 from kalman_attention.filtering.gaps import transition
 from kalman_attention.filtering.moment import KLAState
-from kalman_attention.filtering.readout import read_mean, read_variance
 from kalman_attention.ops.checks import check_bounds, check_scan, check_step
 from kalman_attention.ops.contract import ScanInputs, ScanOutput
 
@@ -69,26 +74,28 @@ def _rows(inputs: ScanInputs, return_variance: bool) -> ScanOutput:
         # Whatever stands in padding, even NaN, must not reach a gradient.
         q, k, v, lam_v = (x.masked_fill(~inputs.mask.unsqueeze(-1), 0.0) for x in (q, k, v, lam_v))
     v = without_gaps(v, lam_v)
-    state = KLAState(*belief)
+    state = to_blocks(KLAState(*belief))
+    q, k = (torch.unflatten(x, -1, state.mean.shape[1:3]) for x in (q, k))
+    a_bar, p_bar = a_bar.unsqueeze(-2), p_bar.unsqueeze(-2)
     gaps = None if inputs.dt is None else _gaps(inputs.dt, inputs.mask, dtype).unbind(1)
     y, y_var = [v[:, :0]], [v[:, :0]]
     # unbind, not x[:, t]: the gradient of an index is as long as T, and there are T of them.
     tokens = zip(*(x.unbind(1) for x in (q, k, v, lam_v)), strict=True)
     for t, (q_t, k_t, v_t, lam_v_t) in enumerate(tokens):
-        phi, b = token_evidence(k_t, v_t, lam_v_t)
+        phi, b = block_evidence(k_t, v_t, lam_v_t)
         step = (a_bar, p_bar) if gaps is None else transition(a_bar, p_bar, gaps[t])
         new = moment.step(state, *step, phi, b)
         if inputs.mask is not None:
-            real = inputs.mask[:, t, None, None]
+            real = inputs.mask[:, t, None, None, None]
             new = KLAState(*(torch.where(real, x, y) for x, y in zip(new, state, strict=True)))
         state = new
-        y.append(read_mean(q_t, state.mean).unsqueeze(1))
-        if return_variance:
-            y_var.append(read_variance(q_t, state.variance).unsqueeze(1))
+        mean, variance = read_blocks(q_t, state)
+        y.append(mean.unsqueeze(1))
+        y_var.append(variance.unsqueeze(1))
     return ScanOutput(
         y=torch.cat(y, 1).to(out_dtype),
         y_var=torch.cat(y_var, 1).to(out_dtype) if return_variance else None,
-        state=KLAState(*(x.to(inputs.compute_dtype) for x in state)),
+        state=KLAState(*(x.to(inputs.compute_dtype) for x in from_blocks(state))),
     )
 
 
@@ -112,23 +119,14 @@ def kla_step_ref(
 
 def reference_step(inputs: ScanInputs, *, return_variance: bool) -> ScanOutput:
     """The step on validated arguments; q, k ``[B, N]``, v, lam_v ``[B, D]``, mask ``[B]``."""
-    dtype = inputs.compute_dtype
-    q, k, v, lam_v = (x.to(dtype) for x in inputs[:4])
-    old = KLAState(inputs.mean_0, inputs.variance_0)
-    if inputs.mask is not None:
-        blank = ~inputs.mask.unsqueeze(-1)
-        q, k, v, lam_v = (x.masked_fill(blank, 0.0) for x in (q, k, v, lam_v))
-    phi, b = token_evidence(k, without_gaps(v, lam_v), lam_v)
-    step: tuple[Tensor, Tensor] = inputs.a_bar, inputs.p_bar
-    if inputs.dt is not None:
-        step = transition(*step, _gaps(inputs.dt, inputs.mask, dtype))
-    state = moment.step(old, *step, phi, b)
-    if inputs.mask is not None:
-        real = inputs.mask[:, None, None]
-        state = KLAState(*(torch.where(real, x, y) for x, y in zip(state, old, strict=True)))
-    y_var = read_variance(q, state.variance).to(inputs.v.dtype) if return_variance else None
-    return ScanOutput(y=read_mean(q, state.mean).to(inputs.v.dtype), y_var=y_var, state=state)
+    row = {name: getattr(inputs, name).unsqueeze(1) for name in ("q", "k", "v", "lam_v")}
+    mask, dt = (None if x is None else x.unsqueeze(1) for x in (inputs.mask, inputs.dt))
+    out = _rows(inputs._replace(**row, mask=mask, dt=dt), return_variance)
+    y_var = None if out.y_var is None else out.y_var.squeeze(1)
+    return ScanOutput(out.y.squeeze(1), y_var, out.state)
 
 
 def _gaps(dt: Tensor, mask: Mask | None, dtype: torch.dtype) -> Tensor:
-    return dt.to(dtype) if mask is None else dt.to(dtype).masked_fill(~mask.unsqueeze(-1), 0.0)
+    """Gaps ``[B, T, 1, D]``, 0 in padding, ready to meet the dynamics of blocks."""
+    dt = dt.to(dtype) if mask is None else dt.to(dtype).masked_fill(~mask.unsqueeze(-1), 0.0)
+    return dt.unsqueeze(-2)

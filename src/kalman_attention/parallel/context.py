@@ -134,6 +134,11 @@ class RankContext:
                 "the reference filters whole sequences only. For one that is split over ranks use "
                 "engine='auto'."
             )
+        if inputs.shared:
+            raise ValueError(
+                "slots that share a precision cannot be split over ranks yet: a_bar and p_bar must "
+                "be [N, D]. Repeat them over the slots of a block, or use context=1."
+            )
         how = _How(self.group, chosen, inputs.acc_dtype, return_variance)
         y, y_var, mean, variance = _Scan.apply(*inputs[:8], mask, inputs.dt, how)  # type: ignore[no-untyped-call]
         return ScanOutput(y, y_var if return_variance else None, KLAState(mean, variance))
@@ -153,7 +158,7 @@ class _Scan(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
         how: _How = args[-1]
         group, inputs = how.group, _inputs(args[:-1], how)
-        own = FilterMap.identity_like(inputs.mean_0)
+        own = FilterMap.identity_like(KLAState(inputs.mean_0, inputs.variance_0))
         if group.rank < group.size - 1:  # nobody asks what the last piece does
             own = ENGINES[how.engine].load_maps().filter_map(inputs)
         maps = group.gather(torch.stack(own))
@@ -176,7 +181,7 @@ class _Scan(torch.autograd.Function):
         dy, dy_var, *last = grads
         dy_var = dy_var if how.return_variance else None
         dmu, ds = (torch.zeros_like(inputs.mean_0) if g is None else g for g in last)
-        own = AdjointMap.identity_like(inputs.mean_0)
+        own = AdjointMap.identity_like(KLAState(inputs.mean_0, inputs.variance_0))
         if group.rank > 0:  # nothing comes before the first piece
             maps = ENGINES[how.engine].load_maps()
             own = maps.adjoint_map(inputs, checkpoints, dy, dy_var)

@@ -43,6 +43,7 @@ class Case:
         lam_max: largest value precision; they are log-uniform over six decades, with some zeros.
         padding: "none", "left", "right" or "random".
         documents: number of packed documents, or 0 for plain rows.
+        share: slots that share a precision; must divide N.
         gaps: time between tokens: "none", "token" (``[B, T]``) or "channel" (``[B, T, D]``), with
             some of length 0; decays are then positive.
         seed: of the random numbers.
@@ -58,6 +59,7 @@ class Case:
     lam_max: float = 10.0
     padding: str = "none"
     documents: int = 0
+    share: int = 1
     gaps: str = "none"
     seed: int = 0
 
@@ -74,6 +76,7 @@ def make_call(case: Case) -> Call:
     """Draw the arguments of a case."""
     generator = torch.Generator().manual_seed(case.seed)
     B, T, N, D, R = case.B, case.T, case.N, case.D, case.documents or case.B
+    G = N // case.share
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
@@ -82,11 +85,11 @@ def make_call(case: Case) -> Call:
         return torch.rand(*shape, generator=generator, dtype=torch.float64)
 
     # Decays crowd at both ends: near 1, where memory is long, and down to a_min.
-    near_one = 1.0 - 10.0 ** (-5.0 * uniform(N, D))
-    a_bar = torch.where(uniform(N, D) < 0.5, near_one, case.a_min ** uniform(N, D))
+    near_one = 1.0 - 10.0 ** (-5.0 * uniform(G, D))
+    a_bar = torch.where(uniform(G, D) < 0.5, near_one, case.a_min ** uniform(G, D))
     a_bar = a_bar.clamp(min=case.a_min)
     if case.signed and case.gaps == "none":
-        a_bar = torch.where(uniform(N, D) < 1 / 3, -a_bar, a_bar)
+        a_bar = torch.where(uniform(G, D) < 1 / 3, -a_bar, a_bar)
     lam_v = case.lam_max * 10.0 ** (-6.0 * uniform(B, T, D))
     lam_v = torch.where(uniform(B, T, D) < 0.05, 0.0, lam_v)
     key_scale = 1.0 / math.sqrt(N)
@@ -97,16 +100,16 @@ def make_call(case: Case) -> Call:
         v,
         lam_v,
         a_bar,
-        case.p_max * uniform(N, D) ** 2,
+        case.p_max * uniform(G, D) ** 2,
         normal(R, N, D),
-        0.1 + uniform(R, N, D),
+        0.1 + uniform(R, G, D),
     )
     if case.gaps != "none":
         size = (B, T, D) if case.gaps == "channel" else (B, T)
         drawn = (*drawn, torch.where(uniform(*size) < 0.1, 0.0, 10.0 ** (2.0 * uniform(*size) - 1)))
     # What a float32 engine is given is what the reference gets: representable in float32.
     tensors = tuple(x.float().double() for x in drawn)
-    cotangents = (normal(B, T, D), normal(B, T, D), normal(R, N, D), normal(R, N, D))
+    cotangents = (normal(B, T, D), normal(B, T, D), normal(R, N, D), normal(R, G, D))
     return Call(tensors, _options(case, generator), cotangents)
 
 

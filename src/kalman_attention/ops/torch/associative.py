@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from kalman_attention.filtering import moment
-from kalman_attention.filtering.evidence import token_evidence
+from kalman_attention.filtering.blocks import block_evidence, from_blocks, read_blocks
 from kalman_attention.filtering.moment import KLAState
-from kalman_attention.filtering.readout import read_mean, read_variance
 from kalman_attention.filtering.segment import FilterMap
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs, ScanResult
 from kalman_attention.ops.torch import reverse
@@ -27,7 +26,7 @@ def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanRes
     starts = chunk_starts(chunk_filters(rows), rows.state_0)
     y, y_var, ends = _replay(rows, starts, return_variance)
     last = KLAState(*(x[:, -1] for x in ends)) if rows.v.shape[1] else rows.state_0
-    dtype = inputs.compute_dtype
+    last, dtype = from_blocks(last), inputs.compute_dtype
     return ScanResult(
         y=rows.layout.scatter(y, inputs.v),
         y_var=None if y_var is None else rows.layout.scatter(y_var, inputs.v),
@@ -50,10 +49,10 @@ def backward(
 
 
 def chunk_starts(maps: FilterMap, state_0: KLAState) -> KLAState:
-    """Belief before every chunk, ``[R, C, N, D]``, from the maps of the chunks before it."""
+    """Belief before every chunk, ``[R, C, G, m, D]``, from the maps of the chunks before it."""
     mean_0, variance_0 = (x.unsqueeze(1) for x in state_0)
     if maps.gain.shape[1] < 2:
-        return KLAState(*(x.expand_as(maps.gain) for x in (mean_0, variance_0)))
+        return KLAState(mean_0.expand_as(maps.mu), variance_0.expand_as(maps.s))
     before = FilterMap(*(x[:, :-1] for x in maps))
     reached = prefix_scan(FilterMap.compose, before).apply(KLAState(mean_0, variance_0))
     return KLAState(
@@ -70,11 +69,11 @@ def _replay(
     y_var = torch.empty_like(rows.v) if return_variance else None
     state = starts
     for t in range(CHUNK):
-        phi, b = token_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
+        phi, b = block_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
         new = moment.step(state, *rows.dynamics(t), phi, b)
         real = rows.real[:, :, t]
         state = KLAState(*(torch.where(real, x, y) for x, y in zip(new, state, strict=True)))
-        y[:, :, t] = read_mean(rows.q[:, :, t], state.mean)
+        y[:, :, t], spread = read_blocks(rows.q[:, :, t], state)
         if y_var is not None:
-            y_var[:, :, t] = read_variance(rows.q[:, :, t], state.variance)
+            y_var[:, :, t] = spread
     return y, y_var, state

@@ -41,10 +41,11 @@ class ExpandedEngine:
         """See ``EngineModule.forward``."""
         rows = to_rows(inputs)
         state_0 = KLAState(*(x.double().unsqueeze(1) for x in (inputs.mean_0, inputs.variance_0)))
-        q, k, v, lam_v = (x.double().flatten(1, 2) for x in rows[:4])
+        v, lam_v = (x.double().flatten(1, 2) for x in (rows.v, rows.lam_v))
+        q, k = (x.double().flatten(1, 2).squeeze(-1) for x in (rows.q, rows.k))  # blocks of one
         phi, b = token_evidence(k, v, lam_v)
         # No token: a_bar = 1 and p_bar = 0 make the step the exact identity.
-        real = rows.real.flatten(1, 2)
+        real = rows.real.flatten(1, 2).squeeze(-1)
         a, p = inputs.a_bar.double(), inputs.p_bar.double()
         if rows.dt is not None:
             a, p = transition(a, p, rows.dt.double().flatten(1, 2))
@@ -52,7 +53,7 @@ class ExpandedEngine:
         path = self._beliefs(a_bar, p_bar, phi, b, state_0)
         path = KLAState(*(torch.cat(pair, dim=1) for pair in zip(state_0, path, strict=True)))
         dtype = inputs.compute_dtype
-        starts = KLAState(*(x[:, :-1:CHUNK] for x in path))
+        starts = KLAState(*(x[:, :-1:CHUNK].unsqueeze(-2) for x in path))
         y = read_mean(q, path.mean[:, 1:]).view_as(rows.v)
         y_var = read_variance(q, path.variance[:, 1:]).view_as(rows.v) if return_variance else None
         return ScanResult(
@@ -96,7 +97,7 @@ def torch_beliefs(
     a_bar: Tensor, p_bar: Tensor, phi: Tensor, b: Tensor, state_0: KLAState
 ) -> KLAState:
     """One scan over segments of a token each by torch's ``associative_scan``."""
-    tokens = FilterMap.identity_like(phi).then(a_bar, p_bar, phi, b)
+    tokens = FilterMap.identity_like(KLAState(phi, phi)).then(a_bar, p_bar, phi, b)
     return torch_scan(FilterMap.compose, tokens).apply(state_0)
 
 

@@ -7,14 +7,16 @@ import torch
 from torch import Tensor
 
 from kalman_attention.filtering import moment
-from kalman_attention.filtering.evidence import token_evidence
+from kalman_attention.filtering.blocks import block_evidence
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.ops.contract import CHUNK
 from kalman_attention.ops.torch.rows import Rows
 
 
 class Step(NamedTuple):
-    """What the adjoint of one token needs, ``[R, C, N, D]`` each (for all chunks at once).
+    """What the adjoint of one token needs, ``[R, C, G, m, D]``, for all chunks at once.
+
+    What the slots of a block share is ``[R, C, G, 1, D]``.
 
     Attributes:
         mean: posterior mean mu'.
@@ -24,7 +26,7 @@ class Step(NamedTuple):
         a: decay of the step to the token.
         r: retention.
         e: what the token says beyond the prediction, b - phi a mu.
-        rest: what the new mean leaves of the value, v - k mu'.
+        rest: what the new mean leaves of the value, k v - |k|^2 mu'.
         real: where there is a token.
     """
 
@@ -40,7 +42,7 @@ class Step(NamedTuple):
 
 
 class Adjoint(NamedTuple):
-    """Gradients of the belief at one point in time, ``[R, C, N, D]`` or ``[R, N, D]``."""
+    """Gradients of the belief at one point in time, ``[R, C, G, m, D]`` or ``[R, G, m, D]``."""
 
     dmu: Tensor
     ds: Tensor
@@ -50,7 +52,7 @@ def replay(rows: Rows, starts: KLAState) -> Iterator[Step]:
     """The steps of all chunks at once, token by token, from their first beliefs."""
     state = starts
     for t in range(CHUNK):
-        phi, b = token_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
+        phi, b = block_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
         real = rows.real[:, :, t]
         a, p = rows.dynamics(t)
         prior = moment.predict(state, a, p)
@@ -59,7 +61,8 @@ def replay(rows: Rows, starts: KLAState) -> Iterator[Step]:
         r = moment.retention(prior.variance, phi)
         e = moment.innovation(prior.mean, phi, b)
         k = rows.k[:, :, t].unsqueeze(-1)
-        rest = r * (rows.v[:, :, t].unsqueeze(-2) - k * prior.mean)
+        k2 = (k * k).sum(-2, keepdim=True)
+        rest = r * (k * rows.v[:, :, t, None, None, :] - k2 * prior.mean)
         yield Step(new.mean, new.variance, state.mean, state.variance, a, r, e, rest, real)
         state = new
 
@@ -69,7 +72,8 @@ def sources(rows: Rows, dy: Tensor | None, dy_var: Tensor | None) -> Iterator[Ad
     zero = rows.v.new_zeros(())
     for t in range(CHUNK):
         q = rows.q[:, :, t].unsqueeze(-1)
+        q2 = (q * q).sum(-2, keepdim=True)
         yield Adjoint(
-            dmu=zero if dy is None else q * dy[:, :, t].unsqueeze(-2),
-            ds=zero if dy_var is None else q * q * dy_var[:, :, t].unsqueeze(-2),
+            dmu=zero if dy is None else q * dy[:, :, t, None, None, :],
+            ds=zero if dy_var is None else q2 * dy_var[:, :, t, None, None, :],
         )

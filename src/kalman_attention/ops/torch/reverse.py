@@ -4,15 +4,17 @@ Write m = a mu for the predicted mean, P for the predicted variance and e = b - 
 token says beyond the prediction. A step computes r = 1 / (1 + phi P), s' = P r, mu' = r m + s' b;
 with dmu', ds' the adjoints of the new belief,
 
-    dP   = r^2 (ds' + e dmu')
-    dphi = -s' (s' ds' + mu' dmu')
+    dP   = r^2 (ds' + sum e dmu')
+    dphi = -s' (s' ds' + sum mu' dmu')
     db   = s' dmu'
 
 and dmu = a r dmu', ds = a^2 dP carry on to the token before. The gradient of lam_v is the sum of
-k^2 dphi and k v db over slots; the two cancel under strong evidence, so it is taken as the sum of
-k s' (o dmu' - k s' ds') with o = r (v - k m) = v - k mu'. The recursion is affine in the
-adjoints, so chunks run side by side here too: find the adjoint map of every chunk, pass the adjoint
-from chunk to chunk, then pull what truly arrives through each of them.
+|k|^2 dphi and k v db over slots; the two cancel under strong evidence, so it is taken as the sum of
+s' (o dmu' - |k|^2 s' ds') with o = r (k v - |k|^2 m) = k v - |k|^2 mu'. Sums are over the slots of
+a block, which share s, r and phi; where every slot is a block of its own there is nothing to add.
+
+The recursion is affine in the adjoints, so chunks run side by side here too: find the adjoint map
+of every chunk, pass the adjoint from chunk to chunk, then pull what truly arrives through each.
 
 The composed maps of the forward pass are never differentiated: they tend to rank one, and their
 adjoints lose all digits in float32.
@@ -21,7 +23,9 @@ adjoints lose all digits in float32.
 import torch
 from torch import Tensor
 
+from kalman_attention.filtering.blocks import from_blocks, to_blocks
 from kalman_attention.filtering.gaps import transition_adjoint
+from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.segment import AdjointMap
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs
 from kalman_attention.ops.torch.replay import Adjoint, Step, replay, sources
@@ -39,11 +43,10 @@ def backward(
 ) -> ScanGrads:
     """Exact gradients of one scan; see ``EngineModule.backward``."""
     rows = to_rows(inputs)
-    dtype, zero = rows.v.dtype, torch.zeros_like(rows.state_0.mean)
-    last = Adjoint(
-        dmu=zero if dmean is None else dmean.to(dtype),
-        ds=zero if dvariance is None else dvariance.to(dtype),
-    )
+    dtype = rows.v.dtype
+    given = (dmean, dvariance), (inputs.mean_0, inputs.variance_0)
+    ends = (torch.zeros_like(x) if g is None else g for g, x in zip(*given, strict=True))
+    last = Adjoint(*to_blocks(KLAState(*(x.to(dtype) for x in ends))))
     if rows.v.shape[1] == 0:
         return _no_tokens(inputs, last)
     dy_rows = None if dy is None else rows.layout.gather(dy, dtype)
@@ -68,7 +71,7 @@ def _incoming(maps: AdjointMap, last: Adjoint) -> tuple[Adjoint, Adjoint]:
 
 def _pull_back(step: Step, after: Adjoint) -> tuple[Adjoint, Tensor]:
     """Adjoint before a token from the adjoint after it; also dP, the one of the prediction."""
-    dP = step.r * (step.r * (after.ds + step.e * after.dmu))
+    dP = step.r * (step.r * (after.ds + _per_block(step.e * after.dmu)))
     before = Adjoint(dmu=step.a * (step.r * after.dmu), ds=step.a * (step.a * dP))
     skip = Adjoint(*(torch.where(step.real, x, y) for x, y in zip(before, after, strict=True)))
     return skip, dP
@@ -99,37 +102,46 @@ def _accumulate(
         ds = torch.where(step.real, after.ds, 0.0)
         db = step.variance * dmu
         s_ds = step.variance * ds
-        dphi = -step.variance * (s_ds + step.mean * dmu)
-        da_t = step.mean_prev * (step.r * dmu) + 2.0 * step.a * step.variance_prev * dP
+        dphi = -step.variance * (s_ds + _per_block(step.mean * dmu))
+        da_t = _per_block(step.mean_prev * (step.r * dmu))
+        da_t = da_t + 2.0 * step.a * step.variance_prev * dP
         if rows.dt is not None and ddt is not None:
-            da_t, dP, ddt[:, :, t] = transition_adjoint(
-                rows.a_bar, rows.p_bar, rows.dt[:, :, t], da_t, dP
-            )
+            gap = rows.dt[:, :, t].unsqueeze(-2)
+            da_t, dP, of_blocks = transition_adjoint(rows.a_bar, rows.p_bar, gap, da_t, dP)
+            ddt[:, :, t] = of_blocks.sum(-2)
         da += da_t.sum((0, 1))
         dp += dP.sum((0, 1))
         k = rows.k[:, :, t].unsqueeze(-1)
-        v, lam_v = rows.v[:, :, t].unsqueeze(-2), rows.lam_v[:, :, t].unsqueeze(-2)
-        dv[:, :, t] = rows.lam_v[:, :, t] * (k * db).sum(-2)
-        dlam_v[:, :, t] = (k * step.variance * (step.rest * dmu - k * s_ds)).sum(-2)
+        v, lam_v = rows.v[:, :, t, None, None, :], rows.lam_v[:, :, t, None, None, :]
+        dv[:, :, t] = rows.lam_v[:, :, t] * (k * db).sum((-3, -2))
+        of_slots = step.variance * (step.rest * dmu)
+        dlam_v[:, :, t] = (_per_block(of_slots) - _per_block(k * k) * step.variance * s_ds).sum(
+            (-3, -2)
+        )
         dk[:, :, t] = (lam_v * (2.0 * k * dphi + v * db)).sum(-1)
         if dy is not None:
-            dq[:, :, t] += (step.mean * dy[:, :, t].unsqueeze(-2)).sum(-1)
+            dq[:, :, t] += (step.mean * dy[:, :, t, None, None, :]).sum(-1)
         if dy_var is not None:
             two_q = 2.0 * rows.q[:, :, t]
-            dq[:, :, t] += two_q * (step.variance * dy_var[:, :, t].unsqueeze(-2)).sum(-1)
-    dq = dq * rows.real.flatten(3)
-    back = rows.layout.scatter
+            dq[:, :, t] += two_q * (step.variance * dy_var[:, :, t, None, None, :]).sum(-1)
+    dq = dq * rows.real.squeeze(-1)
+    back, start = rows.layout.scatter, from_blocks(KLAState(*first))
     return ScanGrads(
-        q=back(dq, inputs.q),
-        k=back(dk, inputs.k),
+        q=back(dq.flatten(-2), inputs.q),
+        k=back(dk.flatten(-2), inputs.k),
         v=back(dv, inputs.v),
         lam_v=back(dlam_v, inputs.lam_v),
-        a_bar=da.to(dtype),
-        p_bar=dp.to(dtype),
-        mean_0=first.dmu.to(dtype, copy=True),
-        variance_0=first.ds.to(dtype, copy=True),
+        a_bar=da.squeeze(-2).to(dtype),
+        p_bar=dp.squeeze(-2).to(dtype),
+        mean_0=start.mean.to(dtype, copy=True),
+        variance_0=start.variance.to(dtype, copy=True),
         dt=None if ddt is None or inputs.dt is None else back(ddt, inputs.dt),
     )
+
+
+def _per_block(x: Tensor) -> Tensor:
+    """Sum over the slots of every block."""
+    return x.sum(-2, keepdim=True)
 
 
 def _add(x: Adjoint, y: Adjoint) -> Adjoint:
@@ -140,4 +152,6 @@ def _no_tokens(inputs: ScanInputs, last: Adjoint) -> ScanGrads:
     """Without tokens the last belief is the first one and nothing else takes part."""
     q, k, v, lam_v, a_bar, p_bar = (torch.zeros_like(x) for x in inputs[:6])
     dt = None if inputs.dt is None else torch.zeros_like(inputs.dt)
-    return ScanGrads(q, k, v, lam_v, a_bar, p_bar, last.dmu.clone(), last.ds.clone(), dt)
+    first = from_blocks(KLAState(*last))
+    start = first.mean.clone(), first.variance.clone()
+    return ScanGrads(q, k, v, lam_v, a_bar, p_bar, start[0], start[1], dt)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kalman_attention.filtering.blocks import to_blocks
 from kalman_attention.filtering.evidence import without_gaps
 from kalman_attention.filtering.gaps import transition
 from kalman_attention.filtering.moment import KLAState
@@ -19,15 +20,17 @@ from kalman_attention.ops.contract import CHUNK, ScanInputs
 class Rows(NamedTuple):
     """A call as rows: tokens ``[R, C, CHUNK, ...]``, all in the arithmetic dtype.
 
+    Slots stand in G blocks of m that share a precision (``filtering/blocks.py``).
+
     Attributes:
-        q: queries; 0 where there is no token, like k, v, lam_v.
+        q: queries, ``[..., G, m]``; 0 where there is no token, like k, v, lam_v.
         k: keys.
         v: values.
         lam_v: value precisions.
-        a_bar: decay, ``[N, D]``.
-        p_bar: process-noise variance, ``[N, D]``.
-        state_0: belief before the first token, ``[R, N, D]``.
-        real: True where there is a token, ``[R, C, CHUNK, 1, 1]``, ready to select beliefs.
+        a_bar: decay, ``[G, 1, D]``.
+        p_bar: process-noise variance, ``[G, 1, D]``.
+        state_0: belief before the first token, ``[R, G, m, D]`` and ``[R, G, 1, D]``.
+        real: True where there is a token, ``[R, C, CHUNK, 1, 1, 1]``, ready to select beliefs.
         layout: how to go back.
         dt: time before every token, ``[R, C, CHUNK, D]`` or ``[R, C, CHUNK, 1]``; None for 1.
     """
@@ -47,7 +50,7 @@ class Rows(NamedTuple):
         """Decay and noise variance of the step to token t of every chunk."""
         if self.dt is None:
             return self.a_bar, self.p_bar
-        return transition(self.a_bar, self.p_bar, self.dt[:, :, t])
+        return transition(self.a_bar, self.p_bar, self.dt[:, :, t].unsqueeze(-2))
 
 
 class Layout(NamedTuple):
@@ -58,11 +61,13 @@ class Layout(NamedTuple):
             none, ``[R, C * CHUNK]``.
         slots: number of every row's first saved belief, ``[R]``.
         chunks: number of saved beliefs in the call.
+        blocks: of slots that share a precision, G.
     """
 
     positions: Tensor
     slots: Tensor
     chunks: int
+    blocks: int
 
     def gather(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Tokens ``[B, T, F]`` to rows ``[R, C, CHUNK, F]``, with 0 where there is no token."""
@@ -82,19 +87,21 @@ class Layout(NamedTuple):
         return out.view(B, T, F).to(like.dtype)
 
     def save(self, starts: KLAState, dtype: torch.dtype) -> Tensor:
-        """Beliefs before each chunk, ``[R, C, N, D]``, in the layout of the contract."""
-        _, C, N, D = starts.mean.shape
+        """Beliefs before each chunk in the layout of the contract; shared variances repeated."""
+        C, N, D = starts.mean.shape[1], starts.mean.shape[2:4].numel(), starts.mean.shape[-1]
         saved = starts.mean.new_zeros(2, self.chunks, N, D, dtype=dtype)
         numbers, used = self._numbers(C)
         for half, start in zip(saved, starts, strict=True):
-            half[numbers[used]] = start[used].to(dtype)
+            whole = start.expand_as(starts.mean).flatten(2, 3)
+            half[numbers[used]] = whole[used].to(dtype)
         return saved
 
     def load(self, checkpoints: Tensor, dtype: torch.dtype) -> KLAState:
         """The inverse of ``save``; chunks that hold no token get some belief, never used."""
         numbers, _ = self._numbers(self.positions.shape[1] // CHUNK)
-        mean, variance = checkpoints[:, numbers.clamp(max=max(self.chunks - 1, 0))].to(dtype)
-        return KLAState(mean, variance)
+        found = checkpoints[:, numbers.clamp(max=max(self.chunks - 1, 0))].to(dtype)
+        mean, variance = torch.unflatten(found, -2, (self.blocks, -1))
+        return KLAState(mean, variance[..., :1, :])
 
     def _numbers(self, C: int) -> tuple[Tensor, Tensor]:
         numbers = self.slots.unsqueeze(1) + torch.arange(C, device=self.slots.device)
@@ -114,9 +121,11 @@ def to_rows(inputs: ScanInputs) -> Rows:
     q, k, v, lam_v = (gather(x) for x in inputs[:4])
     v = without_gaps(v, lam_v)
     a_bar, p_bar, mean_0, variance_0 = (x.to(dtype) for x in inputs[4:8])
-    state_0 = KLAState(mean_0, variance_0)
+    state_0 = to_blocks(KLAState(mean_0, variance_0))
+    q, k = (torch.unflatten(x, -1, state_0.mean.shape[1:3]) for x in (q, k))
+    a_bar, p_bar = a_bar.unsqueeze(-2), p_bar.unsqueeze(-2)
     dt = None if inputs.dt is None else gather(inputs.dt)
-    real = real.view(*v.shape[:3], 1, 1)
+    real = real.view(*v.shape[:3], 1, 1, 1)
     return Rows(q, k, v, lam_v, a_bar, p_bar, state_0, real, layout, dt)
 
 
@@ -137,4 +146,4 @@ def _layout(inputs: ScanInputs) -> tuple[Layout, Tensor]:
     real = index >= 0
     if inputs.mask is not None and T > 0:
         real = real & inputs.mask.reshape(-1)[index.clamp(min=0)]
-    return Layout(index, slots, inputs.chunks), real
+    return Layout(index, slots, inputs.chunks, inputs.a_bar.shape[0]), real

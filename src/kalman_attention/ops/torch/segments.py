@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from kalman_attention.filtering.evidence import token_evidence
+from kalman_attention.filtering.blocks import block_evidence
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.segment import AdjointMap, FilterMap
 from kalman_attention.ops.contract import CHUNK, ScanInputs
@@ -28,11 +28,11 @@ def filter_map(inputs: ScanInputs) -> FilterMap:
         inputs: of a scan; q and the belief are not read.
 
     Returns:
-        Entries ``[R, N, D]`` in the compute dtype.
+        Entries ``[R, N, D]`` (shared ones ``[R, G, D]``) in the compute dtype.
     """
     rows = to_rows(inputs)
-    found = _combined(chunk_filters(rows), rows.state_0.mean)
-    return FilterMap(*(x.to(inputs.compute_dtype) for x in found))
+    found = _combined(chunk_filters(rows), rows.state_0)
+    return FilterMap(*(x.flatten(1, 2).to(inputs.compute_dtype) for x in found))
 
 
 def adjoint_map(
@@ -47,7 +47,7 @@ def adjoint_map(
         dy_var: gradient of y_var, or None for 0.
 
     Returns:
-        Entries ``[R, N, D]`` in the compute dtype.
+        Entries ``[R, N, D]`` (shared ones ``[R, G, D]``) in the compute dtype.
     """
     rows = to_rows(inputs)
     dtype = rows.v.dtype
@@ -55,30 +55,31 @@ def adjoint_map(
     starts = rows.layout.load(checkpoints, dtype)
     added = sources(rows, dy, dy_var)
     maps = chunk_adjoints(replay(rows, starts), added, starts)
-    found = _combined(maps, rows.state_0.mean)
-    return AdjointMap(*(x.to(inputs.compute_dtype) for x in found))
+    found = _combined(maps, rows.state_0)
+    return AdjointMap(*(x.flatten(1, 2).to(inputs.compute_dtype) for x in found))
 
 
 def chunk_filters(rows: Rows) -> FilterMap:
-    """Maps of all chunks, ``[R, C, N, D]``."""
-    R, C, _, N = rows.k.shape
-    total = FilterMap.identity_like(rows.v.new_empty(R, C, N, rows.v.shape[-1]))
+    """Maps of all chunks, ``[R, C, G, m, D]``."""
+    C = rows.k.shape[1]
+    like = (x.unsqueeze(1).expand(-1, C, -1, -1, -1) for x in rows.state_0)
+    total = FilterMap.identity_like(KLAState(*like))
     for t in range(CHUNK):
-        phi, b = token_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
+        phi, b = block_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
         total = _where(rows.real[:, :, t], total.then(*rows.dynamics(t), phi, b), total)
     return total
 
 
 def chunk_adjoints(steps: Iterable[Step], added: Iterable[Adjoint], starts: KLAState) -> AdjointMap:
-    """Maps of all chunks, ``[R, C, N, D]``, from their steps and what their outputs add."""
-    total = AdjointMap.identity_like(starts.mean)
+    """Maps of all chunks, ``[R, C, G, m, D]``, from their steps and what their outputs add."""
+    total = AdjointMap.identity_like(starts)
     for step, own in zip(steps, added, strict=True):
         total = _where(step.real, total.then(step.a, step.r, step.e, own.dmu, own.ds), total)
     return total
 
 
-def _combined(maps: Map, like: Tensor) -> Map:
-    """One map of all chunks, ``[R, N, D]``: neighbours in pairs, until one is left."""
+def _combined(maps: Map, like: KLAState) -> Map:
+    """One map of all chunks, ``[R, G, m, D]``: neighbours in pairs, until one is left."""
     if maps.gain.shape[1] == 0:
         return type(maps).identity_like(like)
     while (C := maps.gain.shape[1]) > 1:
