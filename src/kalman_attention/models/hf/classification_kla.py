@@ -5,7 +5,7 @@ from transformers.modeling_layers import (
     GenericForTokenClassification,
 )
 
-from kalman_attention.models.hf.modeling_kla import KLAPreTrainedModel
+from kalman_attention.models.hf.pretrained_kla import KLAPreTrainedModel
 
 
 class KLAForSequenceClassification(GenericForSequenceClassification, KLAPreTrainedModel):

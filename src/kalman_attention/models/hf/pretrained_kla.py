@@ -1,0 +1,144 @@
+"""What all KLA models of transformers share: how weights start, and what a folder holds."""
+
+import math
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.configuration_utils import CONFIG_NAME
+
+from kalman_attention.models.block import Block
+from kalman_attention.models.checksums import (
+    check_folder,
+    forget_checksums,
+    measure,
+    write_checksums,
+)
+from kalman_attention.models.hf.configuration_kla import KLAHFConfig
+from kalman_attention.models.vocabulary import Embedding, Head
+from kalman_attention.models.weights import weight_files
+from kalman_attention.nn.prior import LatentPrior
+from kalman_attention.reading import read_json
+
+CODE = '''"""Leads transformers to the KLA classes: pip install 'kalman_attention[hf]'."""
+
+from kalman_attention.hf import (
+    KLAForCausalLM,
+    KLAForSequenceClassification,
+    KLAForTokenClassification,
+    KLAHFConfig,
+    KLAModel,
+)
+'''
+"""What lies in a saved folder as ``modeling_kla.py``. The code itself stays in the package, so that
+there is one class of each kind, whichever way it was found."""
+
+AUTO_MAP = {
+    "AutoConfig": "modeling_kla.KLAHFConfig",
+    "AutoModel": "modeling_kla.KLAModel",
+    "AutoModelForCausalLM": "modeling_kla.KLAForCausalLM",
+    "AutoModelForSequenceClassification": "modeling_kla.KLAForSequenceClassification",
+    "AutoModelForTokenClassification": "modeling_kla.KLAForTokenClassification",
+}
+"""Which class an Auto class finds in a saved folder."""
+
+
+class KLAPreTrainedModel(PreTrainedModel):
+    """Initialisation, loading and saving of both models."""
+
+    config_class = KLAHFConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules: ClassVar[list[str]] = ["KLABlock"]
+    # A belief cannot go back to an earlier token: rules out assisted generation.
+    _is_stateful = True
+    _supports_sdpa = True
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, from safetensors only; process noise that is fixed stays fixed."""
+        if kwargs.setdefault("use_safetensors", True) is not True:
+            raise ValueError(
+                "weights are read from safetensors only: a pickle may run any program. Convert "
+                "it where you trust it, with save_pretrained."
+            )
+        folder = Path(str(args[0])) if args else None
+        if folder is not None and folder.is_dir():
+            _refuse_native(folder)
+            check_folder(folder, [CONFIG_NAME, *(x.name for x in weight_files(folder))])
+        found = super().from_pretrained(*args, **kwargs)
+        model = found[0] if isinstance(found, tuple) else found
+        # Loading replaces the parameters by trainable ones.
+        for prior in (x for x in model.modules() if isinstance(x, LatentPrior)):
+            if prior.raw_p is not None and prior.config.process_noise == "fixed":
+                prior.raw_p.requires_grad_(False)
+        return found
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As in transformers, with the checksums of what was written beside it."""
+        folder = Path(save_directory)
+        if folder.is_dir():
+            forget_checksums(folder)
+        self.config.auto_map = AUTO_MAP
+        super().save_pretrained(save_directory, *args, **kwargs)
+        written = [folder / CONFIG_NAME, *weight_files(folder)]
+        if written[0].is_file():
+            (folder / "modeling_kla.py").write_text(CODE, encoding="utf-8")
+        if all(path.is_file() for path in written):  # not on the ranks that do not write
+            write_checksums(folder, {path.name: measure(path) for path in written})
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Nothing: every saved folder says what its classes are (``AUTO_MAP``)."""
+
+    def _check_and_adjust_attn_implementation(
+        self, attn_implementation: str | None, *args: Any, **kwargs: Any
+    ) -> str:
+        """Only what the attention blocks compute with; a model without them takes anything."""
+        adjust = super()._check_and_adjust_attn_implementation
+        found: str = adjust(attn_implementation, *args, **kwargs)
+        if found != "sdpa" and "attention" in self.config.mixers:
+            raise ValueError(
+                f"attention blocks compute with torch's scaled_dot_product_attention only, not "
+                f"with {found!r}. Leave attn_implementation out, or pass 'sdpa'."
+            )
+        return found
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Start a module as it starts natively; parameters that were loaded keep their values."""
+        own = list(module.parameters())  # a module may start those inside it in its own way
+        loaded = [(p, p.clone()) for p in own if getattr(p, "_is_hf_initialized", False)]
+        self._start(module)
+        for parameter, value in loaded:
+            parameter.copy_(value)
+
+    def _start(self, module: nn.Module) -> None:
+        config = self.config
+        if isinstance(module, Embedding):
+            nn.init.normal_(module.weight, std=config.initializer_range)
+        elif isinstance(module, Head):
+            module.reset_parameters()
+            if config.head_initializer_range is not None:
+                nn.init.normal_(module.weight, std=config.head_initializer_range)
+        elif any(True for _ in module.parameters(recurse=False)):
+            module.reset_parameters()  # type: ignore[operator]
+            if any(module is last for last in self._residual_outputs()):
+                branches = config.num_hidden_layers * (1 if config.mlp == "none" else 2)
+                module.weight.mul_(1.0 / math.sqrt(branches))  # type: ignore[operator]
+
+    def _residual_outputs(self) -> list[nn.Linear]:
+        """The matrices that write into the residual stream, which start smaller in deep stacks."""
+        blocks = [b for b in self.modules() if isinstance(b, Block)]
+        return [b.mixer.out_proj for b in blocks] + [b.mlp.out_proj for b in blocks if b.mlp]
+
+
+def _refuse_native(folder: Path) -> None:
+    config = folder / CONFIG_NAME
+    if config.is_file() and "plan" in (found := read_json(config)) and "model_type" not in found:
+        raise ValueError(
+            f"{folder} holds a native model: read it with kalman_attention.load_model, and put it "
+            "behind this interface with KLAForCausalLM.from_native. (kla export writes it anew.)"
+        )
