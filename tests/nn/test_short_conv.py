@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import conv1d, pad
 
 from kalman_attention.nn.short_conv import ShortConv
+from kalman_attention.ops import cpu
 
 D, K = 5, 4
 
@@ -132,3 +133,42 @@ def test_without_a_bias():
     assert [name for name, _ in plain.named_parameters()] == ["weight"]
     torch.testing.assert_close(plain(x, window), biased(x, window))
     torch.testing.assert_close(plain(x[:, 0], window), biased(x[:, 0], window))
+
+
+@pytest.mark.skipif(cpu.why_not() is not None, reason="needs the native library")
+@pytest.mark.parametrize("kernel_size", [1, 2, 4, 7])
+@pytest.mark.parametrize("T", [0, 1, 3, 255, 256, 257, 700])
+def test_the_native_pass_is_the_same_convolution(kernel_size, T):
+    torch.manual_seed(T)
+    channels = 530  # more than one block of channels
+    exact = ShortConv(channels, kernel_size).double()
+    native = ShortConv(channels, kernel_size)
+    native.load_state_dict(exact.state_dict())
+    exact.load_state_dict(native.state_dict())
+    x = torch.randn(2, T, 2 * channels)[..., 3 : 3 + channels]
+    window, dy = torch.randn(2, kernel_size - 1, channels), torch.randn(2, T, channels)
+    assert cpu.can_convolve(x, window, native.weight, native.bias)
+    results = []
+    for conv in (native, exact):
+        dtype = conv.weight.dtype
+        given = [x.to(dtype).requires_grad_(), window.to(dtype).requires_grad_()]
+        y, _ = conv(*given)
+        leaves = [*given, conv.weight, conv.bias]
+        results.append([y, *torch.autograd.grad(y, leaves, dy.to(dtype))])
+    for got, wanted in zip(*results, strict=True):
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-5 * max(T, 1) ** 0.5)
+
+
+@pytest.mark.skipif(cpu.why_not() is not None, reason="needs the native library")
+def test_threads_change_no_bit():
+    conv = ShortConv(300)
+    x = torch.randn(3, 1500, 300).requires_grad_()
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        y, _ = conv(x)
+        found.append([y, *torch.autograd.grad(y.square().sum(), [x, conv.weight, conv.bias])])
+    torch.set_num_threads(before)
+    for again in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(again, found[0], strict=True))

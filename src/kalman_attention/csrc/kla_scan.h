@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define KLA_ABI_VERSION 2
+#define KLA_ABI_VERSION 3
 #define KLA_CHUNK 64 /* tokens between two saved beliefs */
 
 #ifdef __cplusplus
@@ -68,6 +68,25 @@ typedef struct kla_scan_grads {
   void *dmean_0, *dvariance_0;  /* [R, N, D] */
 } kla_scan_grads;
 
+/* The short causal convolution of a layer: y_t = bias + sum_j weight[j] x_{t - K + 1 + j}, float32. */
+typedef struct kla_conv_params {
+  int64_t abi;     /* KLA_ABI_VERSION */
+  int64_t threads; /* upper bound; results do not depend on it */
+  int64_t B, T, D, K;
+  const float* x;  /* [B, T, D], last axis contiguous */
+  int64_t stride_b, stride_t;
+  const float* window; /* [B, K - 1, D]: the tokens before x */
+  const float* weight; /* [K, D] */
+  const float* bias;   /* [D] */
+  float* y;            /* [B, T, D]; written by forward */
+} kla_conv_params;
+
+typedef struct kla_conv_grads {
+  const float* dy; /* [B, T, D], last axis contiguous */
+  int64_t stride_b, stride_t;
+  float *dx, *dwindow, *dweight, *dbias; /* like x (dense), window, weight, bias */
+} kla_conv_grads;
+
 #define KLA_EXPORT __attribute__((visibility("default")))
 
 KLA_EXPORT int kla_scan_forward(const kla_scan_params* params);
@@ -77,6 +96,8 @@ KLA_EXPORT int kla_scan_backward(const kla_scan_params* params, const kla_scan_g
 KLA_EXPORT int kla_scan_filter_map(const kla_scan_params* params, void* map);
 /* The same for the adjoint, given the checkpoints, dy and dy_var: gain, cross, dmu_0, ds_0 as [4, R, N, D]. */
 KLA_EXPORT int kla_scan_adjoint_map(const kla_scan_params* params, const kla_scan_grads* grads, void* map);
+KLA_EXPORT int kla_conv_forward(const kla_conv_params* params);
+KLA_EXPORT int kla_conv_backward(const kla_conv_params* params, const kla_conv_grads* grads);
 KLA_EXPORT const char* kla_status_text(int status);
 KLA_EXPORT int64_t kla_abi_version(void);
 /* Bit i is set when kla_isa value i can run here. */
