@@ -35,6 +35,24 @@ def test_greedy_text_is_that_of_the_model(folder, capsys):
     assert found == prompt + "".join(piece(i) for i in want if i != text.bos) + "\n"
 
 
+def test_the_engine_is_the_users_choice(folder, capsys, monkeypatch):
+    from kalman_attention.ops import engines
+
+    used = []
+    resolve = engines.resolve
+    monkeypatch.setattr(
+        "kalman_attention.ops.kla_scan.resolve",
+        lambda *args, **options: used.append(resolve(*args, **options)) or used[-1],
+    )
+    plain = said(capsys, folder, "the filter", *SHORT, "--temperature", "0")
+    before, used[:] = set(used), []
+    given = [folder, "the filter", *SHORT, "--temperature", "0", "--engine", "reference"]
+    assert said(capsys, *given) == plain
+    assert set(used) == {"reference"} != before
+    assert main(["generate", folder, "the", "--engine", "refrence"]) == 1
+    assert "did you mean 'reference'?" in capsys.readouterr().err
+
+
 def test_the_same_seed_gives_the_same_text(folder, capsys):
     given = [folder, "the", *SHORT, "--top-k", "50", "--top-p", "0.9", "--seed"]
     first = said(capsys, *given, "1")

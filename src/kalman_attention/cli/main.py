@@ -75,7 +75,7 @@ def _run(args: argparse.Namespace) -> int:
     if hasattr(args, "device"):
         check_device(args.device)
     try:
-        with ending_by_exception():
+        with ending_by_exception(), _chosen_engine(args):
             code: int = args.verb(args)
     except ModuleNotFoundError as error:
         library = (error.name or "").partition(".")[0]
@@ -91,6 +91,15 @@ def _run(args: argparse.Namespace) -> int:
             raise MemoryError(f"not enough memory: {str(error).splitlines()[0]}") from error
         raise
     return code
+
+
+def _chosen_engine(args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    """What ``--engine`` means while the verb runs; nothing for a verb without the option."""
+    if not hasattr(args, "scan_engine"):
+        return contextlib.nullcontext()
+    from kalman_attention.ops.engines import use_engine
+
+    return use_engine(args.scan_engine)
 
 
 def _forget_output() -> None:

@@ -79,3 +79,14 @@ def listing(title: str, rows: Mapping[str, str]) -> str:
 def add_device(parser: argparse.ArgumentParser) -> None:
     """The option ``--device``, which ``main`` checks."""
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps")
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """The option ``--engine``, under which ``main`` runs the verb."""
+    parser.add_argument(
+        "--engine",
+        dest="scan_engine",
+        default="auto",
+        metavar="NAME",
+        help="what computes the scans of KLA layers; kla check lists the names",
+    )

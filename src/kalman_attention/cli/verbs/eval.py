@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kalman_attention.cli import numbers
-from kalman_attention.cli.parser import add_device
+from kalman_attention.cli.parser import add_device, add_engine
 from kalman_attention.cli.paths import RUNS, out_file
 from kalman_attention.cli.table import render
 from kalman_attention.data.progress import Progress
@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the tokenizer is (default: in CHECKPOINT)",
     )
     add_device(parser)
+    add_engine(parser)
     what = parser.add_argument_group("what to score")
     what.add_argument(
         "--shards",

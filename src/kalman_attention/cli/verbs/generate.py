@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kalman_attention._text import visible
 from kalman_attention.cli import numbers
-from kalman_attention.cli.parser import add_device
+from kalman_attention.cli.parser import add_device, add_engine
 from kalman_attention.cli.paths import RUNS
 from kalman_attention.cli.terminal import paint, read_prompt
 
@@ -85,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "named (default: no colours)",
     )
     add_device(parser)
+    add_engine(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kalman_attention.cli import numbers
-from kalman_attention.cli.parser import add_device
+from kalman_attention.cli.parser import add_device, add_engine
 from kalman_attention.cli.paths import DATA, RUNS, check_folder, out_folder
 from kalman_attention.cli.table import render
 from kalman_attention.cli.verbs.sizes import MODEL_NAMES
@@ -65,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and stop")
     add_device(parser)
+    add_engine(parser)
     parser.add_argument(
         "--parallel",
         choices=("ddp", "fsdp"),
