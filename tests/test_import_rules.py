@@ -15,7 +15,7 @@ NAME = "kalman_attention"
 
 _COMMON = ("_files", "_processes")
 _MIXERS = ("_text", "_typing", "filtering", "ops")
-_LAYERS = (*_MIXERS, "nn", "baselines", "losses", "reading")
+_LAYERS = (*_MIXERS, "nn", "baselines", "losses", "_reading")
 _RUNS = (*_COMMON, *_LAYERS, "models", "tasks", "data")
 
 MAY_IMPORT = {
@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "_processes": (),
     "_text": (),
     "_typing": (),
-    "reading": (),
+    "_reading": (),
     "filtering": ("_typing",),
     "ops": ("_text", "_typing", "filtering"),
     "nn": _MIXERS,
@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "models": ("_files", *_LAYERS),
     "losses": ("_typing", "filtering.readout"),  # KLA+ samples as everyone does
     "tasks": ("_text", "_typing"),
-    "data": (*_COMMON, "_text", "_typing", "reading"),
+    "data": (*_COMMON, "_text", "_typing", "_reading"),
     "parallel": (*_LAYERS, "models"),
     "train": (*_RUNS, "parallel"),
     "evaluation": _RUNS,

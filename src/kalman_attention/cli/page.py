@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kalman_attention.reading import read_bytes
+from kalman_attention._reading import read_bytes
 from kalman_attention.recipes.table import Table
 
 _STYLE = """

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalman_attention._files import sha256, whole_file, write_json
+from kalman_attention._reading import from_dict, read_json
 from kalman_attention.data.tokenizer import MOST_TOKENS, Tokenizer
-from kalman_attention.reading import from_dict, read_json
 
 FORMAT = 1
 INDEX = "index.json"

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalman_attention._files import whole_file, write_json
-from kalman_attention.reading import open_file, read_json
+from kalman_attention._reading import open_file, read_json
 
 if TYPE_CHECKING:
     import tokenizers

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kalman_attention._reading import checked, read_json
 from kalman_attention.data.tokenizer import Tokenizer
 from kalman_attention.models.language_model import LanguageModel
 from kalman_attention.models.storage import (
@@ -19,7 +20,6 @@ from kalman_attention.models.storage import (
     load_model,
     save_model,
 )
-from kalman_attention.reading import checked, read_json
 
 RUN = "pretrain.json"
 """What a run folder says of itself."""

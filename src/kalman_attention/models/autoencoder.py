@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kalman_attention._reading import from_dict
 from kalman_attention.models.block import BlockOutput
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.output import ModelOutput
 from kalman_attention.models.stack import BlockStack, Variances
 from kalman_attention.nn.readout import Readout
-from kalman_attention.reading import from_dict
 
 
 @dataclass(frozen=True, kw_only=True)

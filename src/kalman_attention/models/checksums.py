@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kalman_attention._files import sync_folder, write_atomically
-from kalman_attention.reading import checked, from_dict, open_file, read_json
+from kalman_attention._reading import checked, from_dict, open_file, read_json
 
 CHECKSUMS, MANIFEST = "checksums.json", "checkpoint.json"
 
@@ -77,7 +77,7 @@ def check_files(folder: Path, listed: object, source: Path) -> None:
         if Path(name).name != name or name in (".", ".."):
             raise ValueError(f"{source} is damaged: {name!r} is not the name of a file beside it.")
         wanted = from_dict(FileSum, data, f"{source}, files.{name}")
-        _check_file(folder / name, wanted)
+        _check_file(folder / name, wanted, source)
 
 
 def check_folder(folder: Path, names: Iterable[str]) -> None:
@@ -90,13 +90,15 @@ def check_folder(folder: Path, names: Iterable[str]) -> None:
     return None
 
 
-def _check_file(path: Path, wanted: FileSum) -> None:
+def _check_file(path: Path, wanted: FileSum, source: Path) -> None:
+    way = "Restore it from a copy."
+    if source.name == CHECKSUMS:
+        way = f"Restore it from a copy; if you changed it on purpose, remove {source}."
     with open_file(path) as file:
         size = file.seek(0, 2)
     if size != wanted.bytes:
-        raise ValueError(f"{path} is damaged: {size} bytes instead of {wanted.bytes}.")
+        raise ValueError(f"{path} is damaged: {size} bytes instead of {wanted.bytes}. {way}")
     if measure(path)["sha256"] != wanted.sha256:
         raise ValueError(
-            f"{path} is damaged: its contents have changed since it was written (SHA-256). Restore "
-            "it from a copy."
+            f"{path} is damaged: its contents have changed since it was written (SHA-256). {way}"
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kalman_attention._reading import from_dict
 from kalman_attention.baselines.attention import AttentionConfig
 from kalman_attention.baselines.gated_deltanet import GatedDeltaNetConfig
 from kalman_attention.baselines.gla import GLAConfig
@@ -14,7 +15,6 @@ from kalman_attention.baselines.mlstm import MLSTMConfig
 from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.plan import parse_plan
 from kalman_attention.nn.config import KLAConfig
-from kalman_attention.reading import from_dict
 
 
 @dataclass(frozen=True, kw_only=True)

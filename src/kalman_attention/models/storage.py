@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention._files import write_atomically
+from kalman_attention._reading import read_json
 from kalman_attention.models.autoencoder import Autoencoder, AutoencoderConfig
 from kalman_attention.models.checksums import (
     check_folder,
@@ -27,7 +28,6 @@ from kalman_attention.models.weights import (
     read_tensors,
     weight_files,
 )
-from kalman_attention.reading import read_json
 
 CONFIG = "config.json"
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from kalman_attention._reading import checked, open_file, read_json
 from kalman_attention.nn.float32 import KeepsFloat32
-from kalman_attention.reading import checked, open_file, read_json
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kalman_attention._files import write_json
-from kalman_attention.reading import checked, read_json
+from kalman_attention._reading import checked, read_json
 from kalman_attention.recipes.machine import about
 
 

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import torch
 
 from kalman_attention._files import sha256
+from kalman_attention._reading import checked, read_json
 from kalman_attention.data.shards import INDEX, ShardedTokens
 from kalman_attention.evaluation.checkpoint import RUN, data_of, load_checkpoint
 from kalman_attention.evaluation.validation import validation_bits
 from kalman_attention.models.weights import WEIGHTS
 from kalman_attention.parallel.ranks import Parallel
-from kalman_attention.reading import checked, read_json
 from kalman_attention.recipes.machine import about
 from kalman_attention.recipes.pretrain import PretrainRecipe
 from kalman_attention.recipes.pretrain_run import (

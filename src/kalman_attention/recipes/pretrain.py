@@ -17,10 +17,10 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kalman_attention._reading import from_dict
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.names import full_name
 from kalman_attention.models.presets import preset
-from kalman_attention.reading import from_dict
 from kalman_attention.train.config import TrainConfig
 from kalman_attention.train.optim import Rates
 

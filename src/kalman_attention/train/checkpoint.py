@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from kalman_attention._files import sync_folder, write_file
+from kalman_attention._reading import checked, read_json
 from kalman_attention.models.checksums import MANIFEST, check_files, describe, digest
-from kalman_attention.reading import checked, read_json
 
 KEPT = 2
 """Newest checkpoints that are kept, besides the best: one, and one to fall back on."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kalman_attention._files import sync_folder
-from kalman_attention.reading import checked, parse_json, read_bytes
+from kalman_attention._reading import checked, parse_json, read_bytes
 
 METRICS = "metrics.jsonl"
 

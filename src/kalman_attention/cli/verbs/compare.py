@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kalman_attention._files import write_atomically
+from kalman_attention._reading import read_json
 from kalman_attention.cli import numbers
 from kalman_attention.cli.paths import out_folder
 from kalman_attention.cli.table import render
@@ -13,7 +14,6 @@ from kalman_attention.cli.verbs.eval import harness_module, paper_table
 from kalman_attention.data.progress import Progress
 from kalman_attention.evaluation import paper
 from kalman_attention.evaluation.benchmarks import checksum
-from kalman_attention.reading import read_json
 from kalman_attention.recipes.machine import about
 
 if TYPE_CHECKING:

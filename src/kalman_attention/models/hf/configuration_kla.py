@@ -6,11 +6,11 @@ from typing import Any, ClassVar, Literal
 
 from transformers import PreTrainedConfig
 
+from kalman_attention._reading import read_json
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.plan import parse_plan
 from kalman_attention.models.presets import preset
-from kalman_attention.reading import read_json
 
 _DEFAULT_MIXERS = {"linear_attention": "kla", "full_attention": "attention"}
 """The mixer that a layer type of transformers means when nothing else is said."""

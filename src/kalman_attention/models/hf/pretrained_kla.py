@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.configuration_utils import CONFIG_NAME
 
+from kalman_attention._reading import read_json
 from kalman_attention.models.block import Block
 from kalman_attention.models.checksums import (
     check_folder,
@@ -20,7 +21,6 @@ from kalman_attention.models.hf.configuration_kla import KLAHFConfig
 from kalman_attention.models.vocabulary import Embedding, Head
 from kalman_attention.models.weights import weight_files
 from kalman_attention.nn.prior import LatentPrior
-from kalman_attention.reading import read_json
 
 CODE = '''"""Leads transformers to the KLA classes: pip install 'kalman_attention[hf]'."""
 
