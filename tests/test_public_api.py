@@ -19,6 +19,7 @@ PUBLIC = [
     "GLAConfig",
     "GatedDeltaNet",
     "GatedDeltaNetConfig",
+    "Innovations",
     "KLA",
     "KLAConfig",
     "KLAState",
@@ -36,8 +37,10 @@ PUBLIC = [
     "Readout",
     "ScanOutput",
     "discretise",
+    "kla_innovations",
     "kla_scan",
     "kla_scan_ref",
+    "kla_smooth",
     "kla_step",
     "kla_step_ref",
     "linear_scan",
@@ -155,6 +158,10 @@ def test_the_family_has_one_signature():
     assert [n for n in scan if n not in (*only_scan, "state")] == [n for n in step if n != "state"]
     assert step[6] == "state"
     assert scan[:6] == ["q", "k", "v", "lam_v", "a_bar", "p_bar"]
+    smooth = list(inspect.signature(kalman_attention.kla_smooth).parameters)
+    assert smooth == [n for n in reference if n != "return_variance"]
+    innovations = list(inspect.signature(kalman_attention.kla_innovations).parameters)
+    assert innovations == smooth[1:]
 
 
 def test_fields():

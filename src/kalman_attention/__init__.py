@@ -60,6 +60,9 @@ if _TYPE_CHECKING:
     from kalman_attention.ops.linear_scan import linear_scan_ref as linear_scan_ref
     from kalman_attention.ops.reference import kla_scan_ref as kla_scan_ref
     from kalman_attention.ops.reference import kla_step_ref as kla_step_ref
+    from kalman_attention.ops.smooth import Innovations as Innovations
+    from kalman_attention.ops.smooth import kla_innovations as kla_innovations
+    from kalman_attention.ops.smooth import kla_smooth as kla_smooth
 
 __version__ = "0.1.0"
 
@@ -102,6 +105,9 @@ _HOMES = {
     "linear_scan_ref": "ops.linear_scan",
     "kla_scan_ref": "ops.reference",
     "kla_step_ref": "ops.reference",
+    "Innovations": "ops.smooth",
+    "kla_innovations": "ops.smooth",
+    "kla_smooth": "ops.smooth",
 }
 
 __all__ = [*_HOMES]

@@ -22,7 +22,7 @@ def smoothed_path(x: System, state: KLAState) -> KLAState:
     for t in range(T):
         state = moment.step(state, x.a_bar, x.p_bar, phi[:, t], b[:, t])
         filtered.append(state)
-    future = Future.nothing_like(state.mean)
+    future = Future.nothing_like(state)
     found = []
     for t in reversed(range(T)):
         found.append(smooth(filtered[t], future))

@@ -32,9 +32,9 @@ class Future(NamedTuple):
     eta: Tensor
 
     @classmethod
-    def nothing_like(cls, x: Belief) -> "Future":
-        """No later token, with entries of the shape and dtype of ``x``."""
-        return cls(J=torch.zeros_like(x), eta=torch.zeros_like(x))
+    def nothing_like(cls, state: KLAState) -> "Future":
+        """No later token, with entries of the shapes and dtype of a belief."""
+        return cls(J=torch.zeros_like(state.variance), eta=torch.zeros_like(state.mean))
 
 
 def step_back(future: Future, a_bar: Dynamics, p_bar: Dynamics, phi: Belief, b: Belief) -> Future:

@@ -3,6 +3,7 @@
 ==================  =================================================================
 ``kla_scan``        the op and its single step: check, pick an engine, call it
 ``reference``       its definition, a readable loop
+``smooth``          beliefs in hindsight, and the likelihood of a series
 ``checks``          what is accepted, and errors that say what instead
 ``contract``        what passes between op and engines: the tensors of one call
 ``engines``         the table: who can serve which call, and what ``auto`` means

@@ -6,6 +6,8 @@ cannot be the yardstick for 65,536 tokens.)
 """
 
 import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +25,8 @@ from kalman_attention.filtering.gaps import transition
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.ops.checks import check_bounds, check_scan, check_step
 from kalman_attention.ops.contract import ScanInputs, ScanOutput
+
+Fields = TypeVar("Fields", bound=tuple[Any, ...])  # a NamedTuple of tensors
 
 
 def kla_scan_ref(
@@ -47,10 +51,15 @@ def kla_scan_ref(
 
 def reference_scan(inputs: ScanInputs, *, return_variance: bool) -> ScanOutput:
     """The loop on validated arguments; each packed document is a loop of its own."""
+    return join([_rows(row, return_variance) for row in documents(inputs)])
+
+
+def documents(inputs: ScanInputs) -> list[ScanInputs]:
+    """The calls of packed documents, one each; a call without packing is one by itself."""
     if inputs.cu_seqlens is None:
-        return _rows(inputs, return_variance)
-    documents = []
+        return [inputs]
     bounds = check_bounds(inputs.cu_seqlens, inputs.v.shape[1])
+    found = []
     for i, (start, end) in enumerate(itertools.pairwise(bounds)):
         q, k, v, lam_v = (x[:, start:end] for x in inputs[:4])
         document = inputs._replace(
@@ -58,38 +67,91 @@ def reference_scan(inputs: ScanInputs, *, return_variance: bool) -> ScanOutput:
             mean_0=inputs.mean_0[i : i + 1], variance_0=inputs.variance_0[i : i + 1],
             cu_seqlens=None, dt=None if inputs.dt is None else inputs.dt[:, start:end],
         )  # fmt: skip
-        documents.append(_rows(document, return_variance))
-    variances = [d.y_var for d in documents if d.y_var is not None]
+        found.append(document)
+    return found
+
+
+def join(parts: list[ScanOutput]) -> ScanOutput:
+    """The outputs of documents as those of the row that they were packed into."""
+    if len(parts) == 1:
+        return parts[0]
+    variances = [part.y_var for part in parts if part.y_var is not None]
     return ScanOutput(
-        y=torch.cat([d.y for d in documents], 1),
+        y=torch.cat([part.y for part in parts], 1),
         y_var=torch.cat(variances, 1) if variances else None,
-        state=KLAState(*(torch.cat(x) for x in zip(*(d.state for d in documents), strict=True))),
+        state=KLAState(*(torch.cat(x) for x in zip(*(p.state for p in parts), strict=True))),
     )
 
 
-def _rows(inputs: ScanInputs, return_variance: bool) -> ScanOutput:
-    dtype, out_dtype = inputs.arithmetic_dtype, inputs.v.dtype
-    q, k, v, lam_v, a_bar, p_bar, *belief = (x.to(dtype) for x in inputs[:8])
-    if inputs.mask is not None:
+class Token(NamedTuple):
+    """One token of every row, slots in G blocks of m (``filtering/blocks.py``).
+
+    Attributes:
+        q: query, ``[B, G, m]``; 0 in padding, like k, v, lam_v.
+        k: key, ``[B, G, m]``.
+        v: value, ``[B, D]``; 0 where it is missing and is no number.
+        lam_v: its precision, ``[B, D]``.
+        a: decay of the step to the token, ready to meet beliefs ``[B, G, m, D]``.
+        p: process-noise variance of that step.
+        phi: precision that the token brings, ``[B, G, 1, D]``.
+        b: information that it brings, ``[B, G, m, D]``.
+        real: whether there is a token, ``[B, 1, 1, 1]``; None where all rows have one.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    lam_v: Tensor
+    a: Tensor
+    p: Tensor
+    phi: Tensor
+    b: Tensor
+    real: Tensor | None
+
+
+def first_belief(inputs: ScanInputs) -> KLAState:
+    """The belief before the first token, in blocks and in the dtype of the arithmetic."""
+    dtype = inputs.arithmetic_dtype
+    return to_blocks(KLAState(inputs.mean_0.to(dtype), inputs.variance_0.to(dtype)))
+
+
+def tokens(inputs: ScanInputs) -> Iterator[Token]:
+    """The tokens of a call without packing, one after the other."""
+    dtype, mask = inputs.arithmetic_dtype, inputs.mask
+    q, k, v, lam_v, a_bar, p_bar = (x.to(dtype) for x in inputs[:6])
+    if mask is not None:
         # Whatever stands in padding, even NaN, must not reach a gradient.
-        q, k, v, lam_v = (x.masked_fill(~inputs.mask.unsqueeze(-1), 0.0) for x in (q, k, v, lam_v))
+        q, k, v, lam_v = (x.masked_fill(~mask.unsqueeze(-1), 0.0) for x in (q, k, v, lam_v))
     v = without_gaps(v, lam_v)
-    state = to_blocks(KLAState(*belief))
-    q, k = (torch.unflatten(x, -1, state.mean.shape[1:3]) for x in (q, k))
+    q, k = (torch.unflatten(x, -1, (a_bar.shape[0], -1)) for x in (q, k))
     a_bar, p_bar = a_bar.unsqueeze(-2), p_bar.unsqueeze(-2)
-    gaps = None if inputs.dt is None else _gaps(inputs.dt, inputs.mask, dtype).unbind(1)
-    y, y_var = [v[:, :0]], [v[:, :0]]
+    gaps = None if inputs.dt is None else _gaps(inputs.dt, mask, dtype).unbind(1)
     # unbind, not x[:, t]: the gradient of an index is as long as T, and there are T of them.
-    tokens = zip(*(x.unbind(1) for x in (q, k, v, lam_v)), strict=True)
-    for t, (q_t, k_t, v_t, lam_v_t) in enumerate(tokens):
-        phi, b = block_evidence(k_t, v_t, lam_v_t)
+    every = zip(*(x.unbind(1) for x in (q, k, v, lam_v)), strict=True)
+    for t, (q_t, k_t, v_t, lam_v_t) in enumerate(every):
         step = (a_bar, p_bar) if gaps is None else transition(a_bar, p_bar, gaps[t])
-        new = moment.step(state, *step, phi, b)
-        if inputs.mask is not None:
-            real = inputs.mask[:, t, None, None, None]
-            new = KLAState(*(torch.where(real, x, y) for x, y in zip(new, state, strict=True)))
-        state = new
-        mean, variance = read_blocks(q_t, state)
+        real = None if mask is None else mask[:, t, None, None, None]
+        phi, b = block_evidence(k_t, v_t, lam_v_t)
+        yield Token(q_t, k_t, v_t, lam_v_t, *step, phi, b, real)
+
+
+def filter_token(state: KLAState, token: Token) -> KLAState:
+    """The belief after a token; padding leaves it as it was."""
+    new = moment.step(state, token.a, token.p, token.phi, token.b)
+    return new if token.real is None else where(token.real, new, state)
+
+
+def where(real: Tensor, new: Fields, old: Fields) -> Fields:
+    """Field by field: new where there is a token, old where there is none."""
+    return type(new)(*(torch.where(real, x, y) for x, y in zip(new, old, strict=True)))
+
+
+def _rows(inputs: ScanInputs, return_variance: bool) -> ScanOutput:
+    state, out_dtype = first_belief(inputs), inputs.v.dtype
+    y, y_var = [inputs.v[:, :0].to(state.mean.dtype)], [inputs.v[:, :0].to(state.mean.dtype)]
+    for token in tokens(inputs):
+        state = filter_token(state, token)
+        mean, variance = read_blocks(token.q, state)
         y.append(mean.unsqueeze(1))
         y_var.append(variance.unsqueeze(1))
     return ScanOutput(

@@ -1,0 +1,163 @@
+"""``kla_smooth`` and ``kla_innovations``: series in hindsight, and how well a model foresees them.
+
+Both are readable loops in plain torch operations, differentiated by autograd, on any device; they
+hold the belief at every token, ``[B, T, N, D]``. No fused engine computes them yet.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kalman_attention._typing import Belief, Dynamics, Keys, Mask, Precisions, Values
+from kalman_attention.filtering import innovation, moment
+from kalman_attention.filtering.blocks import from_blocks, read_blocks
+from kalman_attention.filtering.moment import KLAState
+from kalman_attention.filtering.smoothing import Future, smooth, step_back
+from kalman_attention.ops.checks import check_scan
+from kalman_attention.ops.contract import ScanInputs, ScanOutput
+from kalman_attention.ops.reference import (
+    documents,
+    filter_token,
+    first_belief,
+    join,
+    tokens,
+    where,
+)
+
+
+def kla_smooth(
+    q: Keys,
+    k: Keys,
+    v: Values,
+    lam_v: Precisions,
+    a_bar: Dynamics,
+    p_bar: Dynamics,
+    *,
+    dt: Tensor | None = None,
+    state: KLAState | None = None,
+    mask: Mask | None = None,
+    cu_seqlens: Tensor | None = None,
+    acc_dtype: torch.dtype | None = None,
+) -> ScanOutput:
+    """Read the belief at each token given all tokens, those after it included.
+
+    Interpolation of a series: where ``kla_scan`` says what is known up to a token, this says what
+    is known in hindsight, so the variance is never larger. Arguments as for ``kla_scan``;
+    gradients flow to every floating input.
+
+    Args:
+        q: queries, ``[B, T, N]``.
+        k: keys, ``[B, T, N]``.
+        v: values, ``[B, T, D]``.
+        lam_v: precision of each value, ``[B, T, D]``; 0 where a value is missing.
+        a_bar: decay per token, ``[N, D]`` or ``[G, D]``.
+        p_bar: process-noise variance per token, in the shape of a_bar.
+        dt: time that passes before each token, ``[B, T]`` or ``[B, T, D]``; None means 1.
+        state: belief before the first token.
+        mask: ``[B, T]`` bool, False for padding.
+        cu_seqlens: borders of documents packed into one row; nothing passes between them.
+        acc_dtype: dtype of the arithmetic.
+
+    Returns:
+        ``ScanOutput(y, y_var, state)``, y_var always; ``state`` is the belief after the last token,
+        as from ``kla_scan``.
+    """
+    inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens, acc_dtype, dt)
+    return join([_smooth_rows(row) for row in documents(inputs)])
+
+
+class Innovations(NamedTuple):
+    """How each value compares with what the filter expected of it, ``[B, T, N, D]`` each.
+
+    Attributes:
+        log_likelihood: log density of the value before it is seen, in nats; 0 where none is seen.
+            With one slot its sum over tokens is the log-likelihood of the series.
+        normalised: squared surprise over its expected size, 1 on average if the model fits; 0 where
+            nothing is seen.
+    """
+
+    log_likelihood: Belief
+    normalised: Belief
+
+
+def kla_innovations(
+    k: Keys,
+    v: Values,
+    lam_v: Precisions,
+    a_bar: Dynamics,
+    p_bar: Dynamics,
+    *,
+    dt: Tensor | None = None,
+    state: KLAState | None = None,
+    mask: Mask | None = None,
+    cu_seqlens: Tensor | None = None,
+    acc_dtype: torch.dtype | None = None,
+) -> Innovations:
+    """Log-likelihood and normalised innovation of every value, given those before it.
+
+    Maximise ``log_likelihood.sum()`` over decay, noise and precisions to fit them to a series.
+    Exact for one slot; with several, each is a model of its own of the same value. Arguments as
+    for ``kla_scan``, without a query.
+
+    Args:
+        k: keys, ``[B, T, N]``.
+        v: values, ``[B, T, D]``.
+        lam_v: precision of each value, ``[B, T, D]``; 0 where a value is missing.
+        a_bar: decay per token, ``[N, D]``.
+        p_bar: process-noise variance per token, ``[N, D]``.
+        dt: time that passes before each token, ``[B, T]`` or ``[B, T, D]``; None means 1.
+        state: belief before the first token.
+        mask: ``[B, T]`` bool, False for padding.
+        cu_seqlens: borders of documents packed into one row.
+        acc_dtype: dtype of the arithmetic.
+
+    Returns:
+        ``Innovations(log_likelihood, normalised)``, in the dtype of the state.
+    """
+    inputs = check_scan(k, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens, acc_dtype, dt)
+    if inputs.shared:
+        raise ValueError(
+            f"a_bar has {a_bar.shape[0]} rows for {k.shape[-1]} slots: innovations are per slot, "
+            "and slots that share a precision see a value together. Pass a_bar and p_bar [N, D]."
+        )
+    parts = [_innovation_rows(row) for row in documents(inputs)]
+    return Innovations(*(torch.cat(x, 1) for x in zip(*parts, strict=True)))
+
+
+def _smooth_rows(inputs: ScanInputs) -> ScanOutput:
+    """Filter forwards, keeping every belief; then take in what comes after each, last one first."""
+    state, given = first_belief(inputs), list(tokens(inputs))
+    filtered = []
+    for token in given:
+        state = filter_token(state, token)
+        filtered.append(state)
+    empty = inputs.v[:, :0].to(state.mean.dtype)
+    future, y, y_var = Future.nothing_like(state), [empty], [empty]
+    for token, belief in zip(reversed(given), reversed(filtered), strict=True):
+        mean, variance = read_blocks(token.q, smooth(belief, future))
+        y.append(mean.unsqueeze(1))
+        y_var.append(variance.unsqueeze(1))
+        before = step_back(future, token.a, token.p, token.phi, token.b)
+        future = before if token.real is None else where(token.real, before, future)
+    dtype = inputs.v.dtype
+    return ScanOutput(
+        y=torch.cat(y[::-1], 1).to(dtype),
+        y_var=torch.cat(y_var[::-1], 1).to(dtype),
+        state=KLAState(*(x.to(inputs.compute_dtype) for x in from_blocks(state))),
+    )
+
+
+def _innovation_rows(inputs: ScanInputs) -> Innovations:
+    state = first_belief(inputs)
+    empty = from_blocks(state).mean.unsqueeze(1)[:, :0]
+    density, squares = [empty], [empty]
+    for token in tokens(inputs):
+        prior = from_blocks(moment.predict(state, token.a, token.p))
+        seen = (prior, token.k.flatten(1), token.v, token.lam_v)
+        density.append(innovation.log_likelihood(*seen).unsqueeze(1))
+        squares.append(innovation.normalised_innovation(*seen).unsqueeze(1))
+        state = filter_token(state, token)
+    return Innovations(
+        *(torch.cat(x, 1).to(inputs.compute_dtype) for x in (density, squares)),
+    )
