@@ -137,11 +137,25 @@ def test_the_default_vocabulary_follows_the_size(size, entries):
     assert building.default_vocabulary(0) == building.default_vocabulary(1 << 40) == 32_768
 
 
-def test_what_came_to_no_shard_does_not_bind_the_next(tmp_path):
+def test_a_build_that_failed_leaves_nothing(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name in ("new", "empty"):
+        with pytest.raises(ValueError, match=r"too short to learn 9,000 tokens.* at most \d"):
+            build(tmp_path / name, options(tmp_path, vocab_size=9000), workers=1, quiet=True)
+    assert not (tmp_path / "new").exists()
+    assert not list((tmp_path / "empty").iterdir())
+
+
+def test_what_came_to_no_shard_does_not_bind_the_next(tmp_path, monkeypatch):
+    def stop(*args):
+        raise KeyboardInterrupt
+
     out = tmp_path / "shards"
-    with pytest.raises(ValueError, match=r"too short to learn 9,000 tokens.* at most \d"):
-        build(out, options(tmp_path, vocab_size=9000), workers=1, quiet=True)
-    train_tokenizer([text(1, 300)], 290).save(out)  # as if it had been stopped after it
+    with monkeypatch.context() as patched:
+        patched.setattr(building, "_write_all", stop)
+        with pytest.raises(KeyboardInterrupt):
+            build(out, options(tmp_path, vocab_size=270), workers=1, quiet=True)
+    assert {path.name for path in out.iterdir()} >= {"build.json", "tokenizer.json"}
     build(out, options(tmp_path), workers=1, quiet=True)
     build(tmp_path / "clean", options(tmp_path), workers=1, quiet=True)
     assert contents(out) == contents(tmp_path / "clean")

@@ -5,6 +5,7 @@ often the run was stopped. A shard counts as finished when its small ``.json`` f
 is written after the rest of it.
 """
 
+import contextlib
 import os
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -122,9 +123,25 @@ def build(
     folder = Path(folder)
     options.corpus.check()
     sources = options.corpus.describe()
+    new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     _agree_on_plan(folder, {**asdict(options), "sources": sources})
     sweep(folder)
+    try:
+        return _build(folder, options, sources, workers, quiet)
+    except ValueError:
+        _forget(folder, new)
+        raise
+
+
+def _build(
+    folder: Path,
+    options: BuildOptions,
+    sources: list[dict[str, Any]],
+    workers: int | None,
+    quiet: bool,
+) -> Index:
+    """``build`` in a folder whose plan is agreed on."""
     size = sum(source.get("bytes", 0) for source in sources)
     tokenizer = _tokenizer(folder, options, size)
     if (folder / INDEX).is_file():
@@ -142,6 +159,17 @@ def build(
     )
     index.write(folder)
     return index
+
+
+def _forget(folder: Path, new: bool) -> None:
+    """Leave nothing of a build that the same command could not finish, unless it wrote shards."""
+    if _has_shards(folder):
+        return
+    for name in (PLAN, TOKENIZER, TOKENIZER_CONFIG):
+        (folder / name).unlink(missing_ok=True)
+    if new:
+        with contextlib.suppress(OSError):  # someone else has put a file there meanwhile
+            folder.rmdir()
 
 
 def _enough(size: int) -> int:
