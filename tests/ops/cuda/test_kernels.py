@@ -113,7 +113,7 @@ def test_every_dtype_may_meet_every_other() -> None:
     dy = torch.ones_like(x.v)
     low = cuda.backward(mixed, got.checkpoints, dy.half(), None, None, None)
     high = cuda.backward(exact, wanted.checkpoints, dy, None, None, None)
-    for g, w, t in zip(low, high, mixed[:8], strict=True):
+    for g, w, t in zip(low[:8], high[:8], mixed[:8], strict=True):
         assert g.dtype == t.dtype
         assert torch.equal(g, w.to(t.dtype))
 

@@ -81,11 +81,12 @@ class Params(NamedTuple):
 def prepare(inputs: ScanInputs, grid: Grid, dtype: torch.dtype) -> Params:
     """The inputs of a call, with dynamics and beliefs in the arithmetic dtype."""
     (B, T, D), (R, N, _) = inputs.v.shape, inputs.mean_0.shape
+    call = inputs.dense(dtype)._asdict()
     return Params(
         B=B, T=T, N=N, D=D, R=R,
         span=grid.span, segments=grid.segments, chunks=inputs.chunks,
         n0=0, block0=0, blocks=grid.blocks,
-        **inputs.dense(dtype)._asdict(),
+        **{name: call[name] for name in call if name in Params._fields},
     )  # fmt: skip
 
 
