@@ -199,6 +199,16 @@ def test_weights_of_damaged_and_other_checkpoints(tmp_path):
         load_weights(model, tmp_path / "last")
 
 
+def test_a_lock_touches_no_file_of_another(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(precious)
+    with pytest.raises(OSError, match="lock"), locked(tmp_path / "run"):
+        pass
+    assert precious.read_text() == "kept"
+
+
 def test_nothing_is_pickled(tmp_path):
     run(tmp_path, max_steps=2)
     names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
