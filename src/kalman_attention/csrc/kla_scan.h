@@ -91,7 +91,7 @@ typedef struct kla_conv_grads {
 
 KLA_EXPORT int kla_scan_forward(const kla_scan_params* params);
 KLA_EXPORT int kla_scan_backward(const kla_scan_params* params, const kla_scan_grads* grads);
-/* What the tokens of every row do to whatever enters it (stretch.h), for callers that cut time themselves:
+/* What the tokens of every row do to whatever enters it (segment.h), for callers that cut time themselves:
  * s, mu, gain, J, eta as [5, R, N, D]; reads neither q nor the belief. */
 KLA_EXPORT int kla_scan_filter_map(const kla_scan_params* params, void* map);
 /* The same for the adjoint, given the checkpoints, dy and dy_var: gain, cross, dmu_0, ds_0 as [4, R, N, D]. */

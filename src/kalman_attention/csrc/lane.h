@@ -72,7 +72,7 @@ KLA_LANE FilterGrad<V> filter_adjoint(V a, V k, V k2, V lam_v, V s, V mu, const 
   return {a * g, a * a_dP, mu * g + s * (a_dP + a_dP), dP, next.s * dmu, dphi, dlam_v};
 }
 
-// A stretch of tokens as one linear map of (x, w, u), where s = x / w and mu = u / w: the matrix
+// A segment of tokens as one linear map of (x, w, u), where s = x / w and mu = u / w: the matrix
 // ((xx, xw, 0), (wx, ww, 0), (ux, uw, uu)) of filtering/projective.py. Only its directions count, so it
 // may be scaled freely.
 template <class V>

@@ -13,11 +13,11 @@
 namespace kla {
 namespace {
 
-// A task is a stretch of time of one row, so that sums over time have one order for every thread count. Within it
+// A task is a piece of time of one row, so that sums over time have one order for every thread count. Within it
 // channels are taken in blocks whose taps and rows stay in L1.
 constexpr int64_t kTokens = 256, kChannels = 512;
 
-struct Stretch {
+struct Piece {
   int64_t b, begin, end;
 };
 
@@ -33,13 +33,13 @@ class Conv {
     return std::max<int64_t>(1, work < static_cast<double>(p.threads) ? static_cast<int64_t>(work) : p.threads);
   }
 
-  Stretch stretch(int64_t task) const {
+  Piece piece(int64_t task) const {
     const int64_t begin = task % blocks * kTokens;
     return {task / blocks, begin, std::min(p.T, begin + kTokens)};
   }
 
   void forward(int64_t task) const {
-    const Stretch s = stretch(task);
+    const Piece s = piece(task);
     for (int64_t d0 = 0; d0 < p.D; d0 += kChannels)
       for (int64_t t = s.begin; t < s.end; ++t) {
         const int64_t count = std::min(kChannels, p.D - d0);
@@ -50,9 +50,9 @@ class Conv {
       }
   }
 
-  // dx, and the sums of this stretch over time: dweight [K, D], then dbias [D].
+  // dx, and the sums of this piece over time: dweight [K, D], then dbias [D].
   void backward(const kla_conv_grads& g, int64_t task, float* sums) const {
-    const Stretch s = stretch(task);
+    const Piece s = piece(task);
     std::fill(sums, sums + (p.K + 1) * p.D, 0.0f);
     for (int64_t d0 = 0; d0 < p.D; d0 += kChannels)
       for (int64_t t = s.begin; t < s.end; ++t) {

@@ -2,7 +2,7 @@
 #ifndef KLA_CPU_KALMAN_H
 #define KLA_CPU_KALMAN_H
 
-#include "../stretch.h"
+#include "../segment.h"
 #include "stage.h"
 #include "tile.h"
 

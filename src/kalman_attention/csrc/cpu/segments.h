@@ -1,12 +1,12 @@
 // Cutting time, for calls with too few rows and channels to occupy the threads. Three rounds: summarise
-// the segments side by side (stretch.h), carry the belief or its adjoint from segment to segment, and run
+// the segments side by side (segment.h), carry the belief or its adjoint from segment to segment, and run
 // the ordinary pass with the segments as rows. Only what enters a segment comes from a summary.
 #ifndef KLA_CPU_SEGMENTS_H
 #define KLA_CPU_SEGMENTS_H
 
 #include <iterator>
 
-#include "../stretch.h"
+#include "../segment.h"
 #include "backward.h"
 #include "forward.h"
 

@@ -1,8 +1,8 @@
-// What a stretch of tokens does, whatever enters it: forward to the belief, backward to its adjoint. Built
+// What a segment of tokens does, whatever enters it: forward to the belief, backward to its adjoint. Built
 // token by token, for any value type V as in lane.h. This is what lets time be cut: summarise the
-// stretches side by side, carry the belief from one to the next, then filter each of them exactly.
-#ifndef KLA_STRETCH_H
-#define KLA_STRETCH_H
+// segments side by side, carry the belief from one to the next, then filter each of them exactly.
+#ifndef KLA_SEGMENT_H
+#define KLA_SEGMENT_H
 
 #include "lane.h"
 
@@ -26,7 +26,7 @@ KLA_LANE FilterMap<V> then_token(const FilterMap<V>& m, V a, V p, V phi, V b) {
   return {next.s, next.mu, gain, m.J + (phi * before) * gain, m.eta + gain * e};
 }
 
-// The belief after the stretch, from the belief (s, mu) before it.
+// The belief after the segment, from the belief (s, mu) before it.
 template <class V>
 KLA_LANE void apply(const FilterMap<V>& m, V& s, V& mu) {
   V scale = 1 / (1 + m.J * s);
@@ -50,7 +50,7 @@ KLA_LANE AdjointMap<V> then_token(const AdjointMap<V>& m, V a, V r, V e, V dy, V
   return {gain, cross, m.dmu_0 + gain * dy, m.ds_0 + cross * dy + gain * (gain * dy_var)};
 }
 
-// The adjoint before the stretch, from the adjoint after it.
+// The adjoint before the segment, from the adjoint after it.
 template <class V>
 KLA_LANE void apply(const AdjointMap<V>& m, V& ds, V& dmu) {
   ds = m.gain * (m.gain * ds) + m.cross * dmu + m.ds_0;
