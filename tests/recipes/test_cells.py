@@ -51,6 +51,33 @@ def test_finished_cells_are_not_computed_again(tmp_path, jobs):
 
 
 @dataclasses.dataclass(frozen=True)
+class Inner:
+    """Options that have grown since a result was stored."""
+
+    width: int
+    shape: tuple[int, int] = (1, 2)
+
+
+def test_options_that_came_later_have_their_defaults(tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Grown(Count):
+        inner: Inner = dataclasses.field(default=Inner(width=3))
+        shared: int = 1
+
+    results = Results(tmp_path, "smoke")
+    results.save(cell("a"), {"metrics": {}, "curve": []})
+    path = results.path(cell("a"))
+    stored = json.loads(path.read_text())
+    stored["config"]["inner"] = {"width": 3}
+    path.write_text(json.dumps(stored))
+    grown = dataclasses.replace(cell("a"), run=Grown(0.5))
+    assert results.load(grown) is not None
+    for other in (Grown(0.5, shared=2), Grown(0.5, inner=Inner(width=3, shape=(1, 1)))):
+        with pytest.raises(ValueError, match="another configuration"):
+            results.load(dataclasses.replace(grown, run=other))
+
+
+@dataclasses.dataclass(frozen=True)
 class Die:
     """A run whose process is killed."""
 

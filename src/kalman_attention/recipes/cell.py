@@ -88,7 +88,7 @@ class Results:
         result = read_json(path)
         for name, kind in _KINDS.items():
             checked(kind, result.get(name), name, str(path))
-        changed = differences(plain(cell.run), result["config"])
+        changed = differences(plain(cell.run), completed(result["config"], cell.run))
         changed += differences(dict(cell.labels), result["labels"], "labels")
         if changed:
             raise ValueError(
@@ -136,6 +136,25 @@ def _file_name(cell: Cell) -> str:
 def plain(value: Any) -> Any:
     """A configuration as JSON would give it back."""
     return json.loads(json.dumps(dataclasses.asdict(value)))
+
+
+def completed(stored: Any, like: Any) -> Any:
+    """A stored configuration, with options that came later at their defaults.
+
+    Args:
+        stored: as JSON has it.
+        like: a dataclass of the same kind, which knows its fields and their defaults.
+    """
+    if not (dataclasses.is_dataclass(like) and isinstance(stored, dict)):
+        return stored
+    found = dict(stored)
+    for field in dataclasses.fields(like):
+        if field.name in stored:
+            found[field.name] = completed(stored[field.name], getattr(like, field.name))
+        elif field.default is not dataclasses.MISSING:
+            default = json.dumps(field.default, default=dataclasses.asdict)
+            found[field.name] = json.loads(default)
+    return found
 
 
 def differences(ours: Any, theirs: Any, where: str = "") -> list[str]:
