@@ -38,3 +38,9 @@ def test_attention_maps_give_the_read_out(block):
 def test_attention_blocks_have_no_map():
     with pytest.raises(ValueError, match="no Kalman map"):
         attention_maps(small("attention + kla"), text(1, 3), block=0, channels=[0])
+
+
+@pytest.mark.parametrize("options", [{"shared_slots": 2}, {"step_rank": 2}])
+def test_other_filters_have_no_map(options):
+    with pytest.raises(ValueError, match="paper's filter"):
+        attention_maps(small("kla", kla=options), text(1, 3), block=0, channels=[0])

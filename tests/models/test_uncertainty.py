@@ -7,22 +7,28 @@ import torch
 
 from kalman_attention.filtering import moment
 from kalman_attention.filtering.evidence import token_evidence
+from kalman_attention.filtering.gaps import transition
 from kalman_attention.models.uncertainty import kalman_gain, predict_marginal, predictions
 from tests.models.small import PLANS, small, text
 
 
-@pytest.mark.parametrize("options", [{}, {"prior": "learned"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"prior": "learned"}, {"shared_slots": 2}, {"step_rank": 2}]
+)
 def test_gain_is_the_share_of_the_belief_replaced(options):
     model, x = small("kla", kla=options), torch.randn(2, 7, 16)
     layer = model.blocks[0].mixer
     found = layer.read(x)
-    _, k, v, lam_v = found.evidence
-    (a_bar, p_bar, state), shares = layer.prior(2), []
+    _, k, v, lam_v, dt = found.evidence
+    (a_bar, p_bar, (_, s)), shares = layer.prior(2), []
     for t in range(7):
-        phi, b = token_evidence(k[:, t], v[:, t], lam_v[:, t])
-        prior = moment.predict(state, a_bar, p_bar)
-        shares.append((1.0 - moment.retention(prior.variance, phi)).mean(1))
-        state = moment.update(prior, phi, b)
+        phi, _ = token_evidence(k[:, t], v[:, t], lam_v[:, t])
+        phi = phi.unflatten(1, (len(a_bar), -1)).sum(2)  # of the slots that share a precision
+        a, p = (a_bar, p_bar) if dt is None else transition(a_bar, p_bar, dt[:, t])
+        P = a * a * s + p
+        r = moment.retention(P, phi)
+        shares.append((1.0 - r).mean(1))
+        s = r * P
     gain = kalman_gain(layer, found)
     torch.testing.assert_close(gain, torch.stack(shares, 1), rtol=1e-4, atol=1e-5)
     assert 0.0 <= gain.min() <= gain.max() < 1.0

@@ -25,6 +25,13 @@ VARIANTS = {
     "learned prior": {"prior": "learned"},
     "wide, no skip": {"d_inner": 20, "skip": None, "qk_norm": False, "conv_kernel": 2},
     "softplus": {"precision_link": "softplus", "decay_rate": (0.5, 4.0)},
+    "shared precision": {"shared_slots": 2, "decay_rate": (1.0, 3.0)},
+    "one precision": {"shared_slots": 4, "prior": "learned"},
+    "token steps": {"step_rank": 2, "dt_max": 0.1},
+    "token steps, shared": {"step_rank": 2, "shared_slots": 2, "prior": "stationary"},
+    "biases": {"evidence_bias": True, "gate_bias": 1.0, "precision_rank": 3},
+    "normed": {"readout_norm": True},
+    "no convolution": {"conv_kernel": None},
 }
 
 
@@ -75,7 +82,7 @@ def test_is_the_filter_between_two_projections():
     layer, x = make(), tokens(2, 7)
     found = layer.read(x, return_variance=True)
     a, p, dt = layer.prior._continuous()
-    y, y_var, _ = kla_scan_ref(*found.evidence, *discretise(a, p, dt), return_variance=True)
+    y, y_var, _ = kla_scan_ref(*found.evidence[:4], *discretise(a, p, dt), return_variance=True)
     torch.testing.assert_close(found.mean, y)
     torch.testing.assert_close(found.variance, y_var)
     stream, gate = found.context
@@ -296,6 +303,67 @@ def test_start_of_the_dynamics():
     torch.testing.assert_close(plain.p_bar, exact.p_bar)
 
 
+def test_start_of_precision_and_gate():
+    options = {"evidence_bias": True, "initial_precision": 0.02, "gate_bias": 2.0}
+    for link in ("inverse_softplus", "softplus", "exp"):
+        for rank in (None, 3):
+            layer = make(precision_link=link, precision_rank=rank, **options)
+            none = layer.evidence(torch.zeros(1, 1, D_MODEL)).lam_v
+            if rank is None:
+                torch.testing.assert_close(none, torch.full_like(none, 0.02))
+            else:  # the bias of the narrow projection moves it a little
+                assert 0.005 < none.mean() < 0.08
+    assert bool((layer.gate_bias.weight == 2.0).all())
+
+
+def test_a_learned_prior_starts_where_it_is_told():
+    prior = KLA(d_model=64, d_state=8, shared_slots=4, prior="learned", initial_mean=1.0).prior
+    mean, variance = prior(3).belief
+    assert mean.shape == (3, 8, 64)
+    assert variance.shape == (3, 2, 64)
+    assert 0.8 < mean[0].std() < 1.2
+    assert bool((variance == 1.0).all())
+    assert bool((KLA(d_model=8, prior="learned").prior(1).belief.mean == 0.0).all())
+
+
+def test_steps_that_tokens_choose_start_log_uniform():
+    layer = KLA(d_model=256, d_state=4, step_rank=4, dt_max=0.1, decay_rate=(1.0, 4.0))
+    dt = layer.evidence(torch.zeros(1, 1, 256)).dt * layer.prior.unit
+    assert 0.99e-3 < dt.min() < 1.5e-3
+    assert 0.07 < dt.max() < 0.1001
+    # A step of one unit at rate a decays by exp(-a unit), the fastest slot by e.
+    a_bar = layer.prior().a_bar[:, 0]
+    torch.testing.assert_close(a_bar, torch.exp(-torch.arange(1.0, 5.0) / 4.0))
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_time_stamps(options):
+    layer, x = make(**options), tokens(2, 7)
+    plain = layer.mix(x, return_variance=True)
+    ones = layer.mix(x, dt=torch.ones(2, 7), return_variance=True)
+    torch.testing.assert_close(ones.y, plain.y, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ones.variance, plain.variance, rtol=1e-5, atol=1e-6)
+    dt = torch.rand(2, 7, generator=torch.Generator().manual_seed(2)) * 100.0
+    whole = layer.mix(x, dt=dt, return_variance=True)
+    torch.testing.assert_close(layer(x, dt=dt), whole.y)
+    assert not torch.allclose(whole.variance, plain.variance, rtol=1e-3)
+    _, _, state = layer.mix(x[:, :4], dt=dt[:, :4])
+    for t in range(4, 7):
+        y, variance, state = layer.step(x[:, t], state, dt=dt[:, t], return_variance=True)
+        torch.testing.assert_close(y, whole.y[:, t], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(variance, whole.variance[:, t], rtol=1e-5, atol=1e-6)
+    assert_same_state(state, whole.state, rtol=1e-5, atol=1e-6)
+
+
+def test_the_norm_comes_before_skip_and_gate():
+    layer, x = make(readout_norm=True), tokens(2, 7)
+    found = layer.read(x)
+    stream, gate = found.context
+    y = found.mean / (found.mean.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    y = (y + layer.skip.weight * stream) * torch.nn.functional.silu(gate)
+    torch.testing.assert_close(layer(x), y @ layer.out_proj.weight.T)
+
+
 def test_the_stationary_prior_is_left_unchanged_by_predict():
     for discretisation in ("ou", "zoh", "none"):
         prior = make(prior="stationary", discretisation=discretisation).prior
@@ -315,6 +383,12 @@ def test_the_stationary_prior_is_left_unchanged_by_predict():
             {"prior": "stationary", "process_noise": "zero"},
             "no evidence can move|evidence can move",
         ),
+        ({"shared_slots": 3}, "must divide d_state"),
+        ({"conv_kernel": 0}, "at least 1"),
+        ({"initial_precision": 0.1}, "evidence_bias=True"),
+        ({"initial_precision": 1e6, "evidence_bias": True}, "between 0 and 10000"),
+        ({"initial_mean": 1.0}, "prior='learned'"),
+        ({"step_rank": 4, "discretisation": "none"}, "step size"),
     ],
 )
 def test_bad_options(options, message):

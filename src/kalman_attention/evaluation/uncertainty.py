@@ -88,6 +88,11 @@ def attention_maps(
     chosen = blocks[block]
     if not isinstance(chosen.mixer, KLA):
         raise ValueError(f"block {block} is a block of {chosen.kind}: it has no Kalman map.")
+    if chosen.mixer.config.shared_slots > 1 or chosen.mixer.config.step_rank is not None:
+        raise ValueError(
+            "attention maps are those of the paper's filter: a layer with shared_slots or "
+            "step_rank has none here."
+        )
     end = range(len(blocks))[block] + 1
     read = walk(blocks[:end], model.embed(input_ids), hold=True).readout
     assert read is not None

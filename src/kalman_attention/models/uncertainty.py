@@ -163,7 +163,8 @@ def kalman_gain(
     """Share of the belief that each token replaced, mean over slots, ``[B, T, d_inner]``.
 
     A slot keeps the share r = 1 - k K of its predicted mean. Asking the scan with the key for a
-    query gives sum_n k_n^2 s_n, so nothing of size ``[B, T, N, D]`` is ever held.
+    query gives sum_n k_n^2 s_n, so nothing of size ``[B, T, N, D]`` is ever held. Slots that share
+    a precision count as one.
     """
     e, dtype = found.evidence, torch.promote_types(found.evidence.v.dtype, torch.float32)
     rows = e.v.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
@@ -175,6 +176,7 @@ def kalman_gain(
         e.lam_v,
         a_bar.to(dtype),
         p_bar.to(dtype),
+        dt=e.dt,
         state=KLAState(first.mean.to(dtype), first.variance.to(dtype)),
         mask=mask,
         cu_seqlens=cu_seqlens,
@@ -182,7 +184,7 @@ def kalman_gain(
         engine=layer.config.engine or "auto",
     )
     assert asked.y_var is not None
-    return asked.y_var * e.lam_v / layer.config.d_state
+    return asked.y_var * e.lam_v / layer.config.blocks
 
 
 def _entropy(log_probs: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from kalman_attention.nn.links import PrecisionLink
+from kalman_attention.nn.links import PrecisionLink, precision_range
 from kalman_attention.ops.engines import ENGINES, REFERENCE
 
 
@@ -18,7 +18,9 @@ class KLAConfig:
         d_model: width of the layer's input and output.
         d_state: memory slots per channel, the paper's N.
         d_inner: channels of the filter; None means d_model (the paper's expansion factor of 1).
-        conv_kernel: taps of the causal convolution.
+        shared_slots: neighbouring slots that form a block with one decay, noise and variance; 1 is
+            the paper's filter. Sharing costs less, and a block sees its part of a key as a whole.
+        conv_kernel: taps of the causal convolution; None for no convolution.
         value: where the filter's value comes from: ``"stream"``, the convolved stream itself (the
             form whose parameter counts match the paper's language models), or ``"project"``, a
             full-width projection of it.
@@ -28,20 +30,31 @@ class KLAConfig:
             in a small trial (selective copying, one seed: 47 % against 41 % and 36 %).
         precision_floor: smallest observation variance (``inverse_softplus``) or smallest
             precision (``softplus``).
+        initial_precision: precision of the values at the start, as far as it does not depend on
+            the token; needs ``evidence_bias``. None leaves it to the link.
+        evidence_bias: add a bias to the projections for value, precision, key and query.
         qk_norm: scale keys and queries to length 1.
         process_noise: ``"learned"``, ``"fixed"`` at its start, or ``"zero"`` (no noise at all).
         discretisation: ``"ou"``, the exact one of the Ornstein-Uhlenbeck prior; ``"zoh"``, noise
             held over the step (p_bar = p^2 dt); ``"none"``, discrete dynamics without a step size.
         prior: belief before the first token: ``"unit"`` Gaussian, the ``"stationary"`` one of the
             process, or ``"learned"`` (starting from the unit Gaussian).
+        initial_mean: spread of the mean of a learned prior at the start.
         diffusion: initial p. It enters squared. The default makes the unit Gaussian the stationary
             belief of a decay rate of 1, p^2 = 2 a; 0.1 would be the noise of the authors' released
             code, which does not square its 0.01. More noise with less decay learned copying
             faster (docs/log.md).
-        decay_rate: initial a, or (low, high) to spread it evenly over the slots.
+        decay_rate: initial a, or (low, high) to spread it evenly over the slots, or over the blocks
+            of ``shared_slots``.
+        step_rank: None learns one step size per slot and channel. A number lets every token choose
+            the step of each channel, through a projection of that rank: the decay, and the noise
+            with it, then depend on the token.
         dt_min: smallest initial step size; the start is log-uniform.
         dt_max: largest initial step size. With the decay rate of 1 the shortest memory is
             100 tokens at first: forgetting is left to the evidence.
+        readout_norm: divide the read-out by its root mean square over the channels, before skip
+            and gate.
+        gate_bias: initial bias of the gate, which is then learned; None for no bias.
         skip: initial weight of the skip from the convolved stream to the read-out, or None for no
             skip.
         engine: which implementation of the scan computes, as for ``kla_scan``; None means
@@ -51,24 +64,31 @@ class KLAConfig:
     d_model: int
     d_state: int = 16
     d_inner: int | None = None
-    conv_kernel: int = 4
+    shared_slots: int = 1
+    conv_kernel: int | None = 4
     value: Literal["stream", "project"] = "stream"
     precision_rank: int | None = None
     precision_link: PrecisionLink = "inverse_softplus"
     precision_floor: float = 1e-4
+    initial_precision: float | None = None
+    evidence_bias: bool = False
     qk_norm: bool = True
     process_noise: Literal["learned", "fixed", "zero"] = "learned"
     discretisation: Literal["ou", "zoh", "none"] = "ou"
     prior: Literal["unit", "stationary", "learned"] = "unit"
+    initial_mean: float = 0.0
     diffusion: float = math.sqrt(2.0)
     decay_rate: float | tuple[float, float] = 1.0
+    step_rank: int | None = None
     dt_min: float = 1e-3
     dt_max: float = 1e-2
+    readout_norm: bool = False
+    gate_bias: float | None = None
     skip: float | None = 1.0
     engine: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "d_state", "d_inner", "conv_kernel", "precision_rank"):
+        for name in _COUNTS:
             given = getattr(self, name)
             if given is not None and given < 1:
                 raise ValueError(f"{name} must be at least 1, got {given}.")
@@ -85,7 +105,17 @@ class KLAConfig:
                 "prior='stationary' with process_noise='zero' is a prior of variance 0 that no "
                 "evidence can move. Use prior='unit' or prior='learned'."
             )
+        if self.d_state % self.shared_slots:
+            raise ValueError(
+                f"shared_slots must divide d_state, got {self.shared_slots} and {self.d_state}."
+            )
         _check_words(self)
+        _check_starts(self)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of slots that share a precision, G."""
+        return self.d_state // self.shared_slots
 
     @property
     def width(self) -> int:
@@ -94,12 +124,21 @@ class KLAConfig:
 
     @property
     def decay_rates(self) -> tuple[float, float]:
-        """Initial decay rate of the first and of the last slot."""
+        """Initial decay rate of the first and of the last slot, or block of slots."""
         if isinstance(self.decay_rate, tuple):
             return self.decay_rate
         return self.decay_rate, self.decay_rate
 
 
+_COUNTS = (
+    "d_model",
+    "d_state",
+    "d_inner",
+    "shared_slots",
+    "conv_kernel",
+    "precision_rank",
+    "step_rank",
+)
 _WORDS = {
     "value": ("stream", "project"),
     "precision_link": ("inverse_softplus", "softplus", "exp"),
@@ -115,3 +154,27 @@ def _check_words(config: KLAConfig) -> None:
         if getattr(config, name) not in words:
             known = ", ".join(repr(word) for word in words)
             raise ValueError(f"{name} must be one of {known}, got {getattr(config, name)!r}.")
+
+
+def _check_starts(config: KLAConfig) -> None:
+    """Starts of parameters must belong to a parameter that is there."""
+    if config.initial_precision is not None:
+        if not config.evidence_bias:
+            raise ValueError("initial_precision is the start of a bias: set evidence_bias=True.")
+        low, high = precision_range(config.precision_link, config.precision_floor)
+        if not low < config.initial_precision < high:
+            raise ValueError(
+                f"initial_precision must lie between {low:g} and {high:g}, which is what "
+                f"precision_link={config.precision_link!r} can reach, got "
+                f"{config.initial_precision}."
+            )
+    if config.initial_mean < 0.0 or (config.initial_mean and config.prior != "learned"):
+        raise ValueError(
+            "initial_mean is the spread of a learned prior's mean: at least 0, with "
+            f"prior='learned'; got {config.initial_mean} with prior={config.prior!r}."
+        )
+    if config.step_rank is not None and config.discretisation == "none":
+        raise ValueError(
+            "step_rank lets tokens choose a step size, and discretisation='none' has none. Use "
+            "discretisation='ou'."
+        )

@@ -5,6 +5,7 @@
     x -> in_proj -> stream, gate          [B, T, D] each
     u = SiLU(conv(stream))                causal, kernel 4
     u -> value, precision, key, query     what the token says, and what it asks
+    u -> step                             how much time it takes, if tokens choose (step_rank)
     y = kla_scan(...)                     posterior mean (and variance) of the read-out
     out_proj((y + skip u) SiLU(gate))     -> [B, T, d_model]
 
@@ -15,6 +16,7 @@ be put in between, which is how the marginal likelihood (KLA+) is estimated.
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Mask, Values
@@ -22,10 +24,10 @@ from kalman_attention.filtering.moment import KLAState
 from kalman_attention.nn.config import KLAConfig
 from kalman_attention.nn.context import Context
 from kalman_attention.nn.float32 import at_least_float32
-from kalman_attention.nn.links import value_precision
-from kalman_attention.nn.mixer import LayerOutput, Mixer, Skip
-from kalman_attention.nn.norms import l2_norm
-from kalman_attention.nn.prior import LatentPrior
+from kalman_attention.nn.links import inverse_precision, value_precision
+from kalman_attention.nn.mixer import Bias, LayerOutput, Mixer, Skip
+from kalman_attention.nn.norms import RMSNorm, l2_norm
+from kalman_attention.nn.prior import LatentPrior, TokenSteps
 from kalman_attention.nn.readout import Evidence, Readout
 from kalman_attention.nn.short_conv import ShortConv
 from kalman_attention.ops.contract import ScanOutput
@@ -36,12 +38,43 @@ class LayerState(NamedTuple):
     """What a KLA layer carries from one call to the next.
 
     Attributes:
-        conv: the last K - 1 tokens that the convolution saw, ``[R, K - 1, D]``.
-        belief: mean and variance of the latent, ``[R, N, D]`` each.
+        conv: the last K - 1 tokens that the convolution saw, ``[R, K - 1, D]``; none without one.
+        belief: mean and variance of the latent, ``[R, N, D]`` each (a shared variance
+            ``[R, G, D]``).
     """
 
     conv: Tensor
     belief: KLAState
+
+
+class EvidenceLinear(nn.Linear):
+    """A projection to evidence, whose bias may start at a wanted precision.
+
+    Args:
+        in_features: width of the input.
+        out_features: width of the output.
+        config: options of the layer; ``evidence_bias`` says whether there is a bias.
+        precision: the outputs, from first to past the last, that the link turns into precisions.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        config: KLAConfig,
+        precision: tuple[int, int] = (0, 0),
+    ) -> None:
+        self.config, self._precision = config, slice(*precision)
+        super().__init__(in_features, out_features, bias=config.evidence_bias)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """As ``nn.Linear``, but for precisions that are to start at ``initial_precision``."""
+        super().reset_parameters()
+        wanted = self.config.initial_precision
+        if self.bias is not None and wanted is not None and not self.bias.is_meta:
+            link, floor = self.config.precision_link, self.config.precision_floor
+            self.bias[self._precision] = inverse_precision(wanted, link, floor)
 
 
 class KLA(Mixer):
@@ -65,24 +98,54 @@ class KLA(Mixer):
         d_model, D, N = config.d_model, config.width, config.d_state
         value = D if config.value == "project" else 0
         precision = D if config.precision_rank is None else config.precision_rank
-        self._split = [value, precision, 2 * N]
+        self._split = [value, precision, config.step_rank or 0, 2 * N]
         self.skip = None if config.skip is None else Skip(D, config.skip)
         self.in_proj = nn.Linear(d_model, 2 * D, bias=False)
-        self.conv = ShortConv(D, config.conv_kernel)
+        self.gate_bias = None if config.gate_bias is None else Bias(D, config.gate_bias)
+        self.conv = None if config.conv_kernel is None else ShortConv(D, config.conv_kernel)
         # One product for all that the stream gives: the narrow key and query come for free.
-        self.evidence_proj = nn.Linear(D, sum(self._split), bias=False)
         self.precision_up = None
-        if config.precision_rank is not None:
-            self.precision_up = nn.Linear(config.precision_rank, D, bias=False)
+        if config.precision_rank is None:
+            self.evidence_proj = EvidenceLinear(D, sum(self._split), config, (value, value + D))
+        else:
+            self.evidence_proj = EvidenceLinear(D, sum(self._split), config)
+            self.precision_up = EvidenceLinear(config.precision_rank, D, config, (0, D))
         self.prior = LatentPrior(config)
+        self.step_up, self.steps = None, None
+        if config.step_rank is not None:
+            self.step_up = nn.Linear(config.step_rank, D, bias=False)
+            self.steps = TokenSteps(config, self.prior.unit)
+        self.readout_norm = RMSNorm(D) if config.readout_norm else None
         self.out_proj = nn.Linear(D, d_model, bias=False)
 
     def init_state(
         self, batch_size: int, *, capacity: int = 0, like: Tensor | None = None
     ) -> LayerState:
         """State before the first token; its size does not depend on ``capacity``."""
-        window = self.conv.init_window(batch_size, self._like(like))
+        window = self._first_window(batch_size, self._like(like))
         return LayerState(window, self.prior(batch_size).belief)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Mask | None = None,
+        cu_seqlens: Tensor | None = None,
+        *,
+        dt: Tensor | None = None,
+    ) -> Tensor:
+        """Mix whole sequences; see ``Mixer``.
+
+        Args:
+            x: ``[B, T, d_model]``; T may be 0.
+            mask: ``[B, T]`` bool, False for padding, which is not seen; 0 comes out there.
+            cu_seqlens: borders of documents packed into one row (B = 1), ``[n + 1]`` int.
+            dt: time that passes before each token, ``[B, T]``, at least 0, where 1 is the step
+                that the layer takes without it; differences of time stamps, for example.
+
+        Returns:
+            ``[B, T, d_model]``.
+        """
+        return self.mix(x, None, mask, cu_seqlens, dt=dt).y
 
     def mix(
         self,
@@ -91,11 +154,16 @@ class KLA(Mixer):
         mask: Mask | None = None,
         cu_seqlens: Tensor | None = None,
         *,
+        dt: Tensor | None = None,
         return_variance: bool = False,
     ) -> LayerOutput:
-        """Mix a piece of sequences, going on from ``state``, or from the prior; see ``Mixer``."""
+        """Mix a piece of sequences, going on from ``state``, or from the prior; see ``Mixer``.
+
+        ``dt`` as for ``forward``.
+        """
         self._check(x, mask, cu_seqlens)
-        return self._through(self.read(x, state, mask, cu_seqlens, return_variance=return_variance))
+        found = self.read(x, state, mask, cu_seqlens, dt=dt, return_variance=return_variance)
+        return self._through(found)
 
     def step(
         self,
@@ -103,11 +171,12 @@ class KLA(Mixer):
         state: LayerState,
         *,
         mask: Mask | None = None,
+        dt: Tensor | None = None,
         return_variance: bool = False,
     ) -> LayerOutput:
-        """One token ``[B, d_model]`` (mask ``[B]``); equal to ``mix`` on sequences of one."""
+        """One token ``[B, d_model]`` (mask, dt ``[B]``); equal to ``mix`` on sequences of one."""
         self._check(x, mask, axes=2)
-        return self._through(self.read(x, state, mask, return_variance=return_variance))
+        return self._through(self.read(x, state, mask, dt=dt, return_variance=return_variance))
 
     def read(
         self,
@@ -116,6 +185,7 @@ class KLA(Mixer):
         mask: Mask | None = None,
         cu_seqlens: Tensor | None = None,
         *,
+        dt: Tensor | None = None,
         return_variance: bool = False,
     ) -> Readout:
         """Everything up to the posterior of the read-out; arguments as for ``mix``.
@@ -126,20 +196,25 @@ class KLA(Mixer):
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)  # whatever stands in padding, even NaN
         stream, gate = self.in_proj(x).chunk(2, -1)  # [B, T, D] each
+        if self.gate_bias is not None:
+            gate = self.gate_bias(gate)
         window, belief = (None, None) if state is None else state
-        if self.context is not None:
-            first = self.conv.init_window(x.shape[0], stream) if window is None else window
-            window = self.context.window(stream, first, mask, cu_seqlens)
-        u, window = self.conv(stream, window, mask, cu_seqlens)
+        u, window = self._convolve(stream, window, mask, cu_seqlens)
         u = nn.functional.silu(u)
-        evidence = self.evidence(u)
+        evidence = self.evidence(u, dt)
         filtered = self._step if x.dim() == 2 else self._scan
         y, y_var, belief = filtered(evidence, belief, mask, cu_seqlens, return_variance)
         return Readout(y, y_var, (u, gate), evidence, LayerState(window, belief))
 
-    def evidence(self, u: Tensor) -> Evidence:
-        """Value, precision, key and query from the convolved stream ``[..., D]``."""
-        value, raw, key_query = self.evidence_proj(u).split(self._split, -1)
+    def evidence(self, u: Tensor, dt: Tensor | None = None) -> Evidence:
+        """Value, precision, key, query and step from the convolved stream ``[..., D]``.
+
+        Args:
+            u: the stream.
+            dt: time before every token by the clock, ``[...]``; steps that tokens choose are
+                multiplied by it.
+        """
+        value, raw, step, key_query = self.evidence_proj(u).split(self._split, -1)
         if self.precision_up is not None:
             raw = self.precision_up(raw)
         lam_v = value_precision(raw, self.config.precision_link, self.config.precision_floor)
@@ -147,10 +222,13 @@ class KLA(Mixer):
         if self.config.qk_norm:
             key_query = l2_norm(key_query)
         k, q = key_query.unbind(-2)
-        return Evidence(q, k, u if self.config.value == "stream" else value, lam_v)
+        if self.step_up is not None and self.steps is not None:
+            chosen = self.steps(self.step_up(step))
+            dt = chosen if dt is None else chosen * dt.unsqueeze(-1)
+        return Evidence(q, k, u if self.config.value == "stream" else value, lam_v, dt)
 
     def write(self, latent: Values, stream: Tensor, gate: Tensor) -> Tensor:
-        """From a read-out to the layer's output: skip, gate, output projection.
+        """From a read-out to the layer's output: norm, skip, gate, output projection.
 
         Args:
             latent: the posterior mean, or samples, ``[..., T, D]``; leading axes broadcast.
@@ -160,10 +238,35 @@ class KLA(Mixer):
         Returns:
             ``[..., T, d_model]``.
         """
+        if self.readout_norm is not None:
+            latent = self.readout_norm(latent)
         if self.skip is not None:
             latent = self.skip(latent, stream)
         y: Tensor = self.out_proj(latent * nn.functional.silu(gate))
         return y
+
+    def _first_window(self, rows: int, like: Tensor) -> Tensor:
+        if self.conv is None:
+            return like.new_zeros(rows, 0, self.config.width)
+        return self.conv.init_window(rows, like)
+
+    def _convolve(
+        self,
+        stream: Tensor,
+        window: Tensor | None,
+        mask: Mask | None,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The stream after the convolution, if there is one, and the new window."""
+        rows = stream.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+        if window is None:
+            window = self._first_window(rows, stream)
+        if self.conv is None:
+            return stream, window
+        if self.context is not None:
+            window = self.context.window(stream, window, mask, cu_seqlens)
+        found: tuple[Tensor, Tensor] = self.conv(stream, window, mask, cu_seqlens)
+        return found
 
     def _scan(
         self,
@@ -179,9 +282,10 @@ class KLA(Mixer):
             belief = first
         scan: Callable[..., ScanOutput] = kla_scan if self.context is None else self.context.scan
         return scan(
-            *evidence,
+            *evidence[:4],
             _match(a_bar, evidence.v),
             _match(p_bar, evidence.v),
+            dt=evidence.dt,
             state=None if belief is None else KLAState(*(_match(z, evidence.v) for z in belief)),
             mask=mask,
             cu_seqlens=cu_seqlens,
@@ -204,10 +308,11 @@ class KLA(Mixer):
             )
         a_bar, p_bar, _ = self.prior.cached()
         return kla_step(
-            *evidence,
+            *evidence[:4],
             _match(a_bar, evidence.v),
             _match(p_bar, evidence.v),
             KLAState(*(_match(z, evidence.v) for z in belief)),
+            dt=evidence.dt,
             mask=mask,
             return_variance=return_variance,
             engine=self.config.engine or "auto",
@@ -218,7 +323,7 @@ class KLA(Mixer):
 
     def extra_repr(self) -> str:
         """The options that shape the filter."""
-        names = ("value", "precision_rank", "process_noise", "discretisation", "prior")
+        names = ("shared_slots", "value", "precision_rank", "step_rank", "process_noise", "prior")
         return ", ".join(f"{name}={getattr(self.config, name)}" for name in names)
 
 

@@ -24,6 +24,21 @@ def value_precision(x: Tensor, link: PrecisionLink, floor: float) -> Tensor:
     return torch.exp(x)
 
 
+def precision_range(link: PrecisionLink, floor: float) -> tuple[float, float]:
+    """Bounds of ``value_precision``, which it comes close to and never passes."""
+    if link == "inverse_softplus":
+        return 0.0, 1.0 / floor if floor else math.inf
+    return (floor, math.inf) if link == "softplus" else (0.0, math.inf)
+
+
+def inverse_precision(precision: float, link: PrecisionLink, floor: float) -> float:
+    """The x with ``value_precision(x, link, floor)`` = precision."""
+    if link == "exp":
+        return math.log(precision)
+    y = 1.0 / precision - floor if link == "inverse_softplus" else precision - floor
+    return float(inverse_softplus(torch.tensor(y, dtype=torch.float64)))
+
+
 def inverse_softplus(y: Tensor) -> Tensor:
     """The x with softplus(x) = y > 0, exact also for small y."""
     return y + torch.log(-torch.expm1(-y))

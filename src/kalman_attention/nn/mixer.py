@@ -165,6 +165,33 @@ class Skip(nn.Module):
         return torch.addcmul(y, u, self.weight.to(y.dtype))
 
 
+class Bias(nn.Module):
+    """x + weight: a bias of its own, with a start to choose.
+
+    Args:
+        width: number of channels.
+        start: initial value.
+    """
+
+    parameter_group: ClassVar[str] = "vector"
+
+    def __init__(self, width: int, start: float = 0.0) -> None:
+        super().__init__()
+        self.start = start
+        self.weight = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set all to their start."""
+        if self.weight.is_meta:
+            return  # nothing to start, and torch would import its compiler for it
+        nn.init.constant_(self.weight, self.start)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the bias to ``[..., width]``."""
+        return x + self.weight.to(x.dtype)
+
+
 def settle_config(who: str, kind: type[Options], config: Any, fields: dict[str, Any]) -> Options:
     """Options given as a whole, or field by field.
 

@@ -10,7 +10,7 @@ from kalman_attention._typing import Dynamics
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.ou import discretise
 from kalman_attention.nn.config import KLAConfig
-from kalman_attention.nn.float32 import KeepsFloat32
+from kalman_attention.nn.float32 import KeepsFloat32, at_least_float32
 from kalman_attention.nn.links import inverse_softplus, log_uniform
 
 
@@ -18,9 +18,9 @@ class PriorValues(NamedTuple):
     """What is known of the latent before any token.
 
     Attributes:
-        a_bar: decay per token, ``[N, D]``.
-        p_bar: variance of the process noise per token, ``[N, D]``.
-        belief: before the first token, ``[rows, N, D]``.
+        a_bar: decay per token, ``[G, D]``; G is N unless slots share a precision.
+        p_bar: variance of the process noise per token, ``[G, D]``.
+        belief: before the first token, ``[rows, N, D]`` and ``[rows, G, D]``.
     """
 
     a_bar: Dynamics
@@ -34,6 +34,9 @@ class LatentPrior(KeepsFloat32):
     They stay float32 when the model is converted to a shorter type: a decay of 0.9999 has no
     bfloat16. A conversion to float64 goes through.
 
+    Where tokens choose their steps (``step_rank``) there is no raw_dt: the dynamics are those of
+    one unit of time, ``unit`` long, in which steps are counted.
+
     Args:
         config: options of the layer.
     """
@@ -43,18 +46,18 @@ class LatentPrior(KeepsFloat32):
     def __init__(self, config: KLAConfig) -> None:
         super().__init__()
         self.config = config
-        shape = (config.d_state, config.width)
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
 
-        def parameter(needed: bool, learned: bool = True) -> nn.Parameter | None:
+        def parameter(needed: bool, learned: bool = True, rows: int = 0) -> nn.Parameter | None:
+            shape = (rows or config.blocks, config.width)
             return nn.Parameter(torch.empty(shape, dtype=dtype), learned) if needed else None
 
-        noisy = config.process_noise != "zero"
-        self.log_a = nn.Parameter(torch.empty(shape, dtype=dtype))
+        noisy, own = config.process_noise != "zero", config.prior == "learned"
+        self.log_a = nn.Parameter(torch.empty(config.blocks, config.width, dtype=dtype))
         self.raw_p = parameter(noisy, config.process_noise == "learned")
-        self.raw_dt = parameter(config.discretisation != "none")
-        self.mean_0 = parameter(config.prior == "learned")
-        self.log_variance_0 = parameter(config.prior == "learned")
+        self.raw_dt = parameter(config.discretisation != "none" and config.step_rank is None)
+        self.mean_0 = parameter(own, rows=config.d_state)
+        self.log_variance_0 = parameter(own)
         self._cached: tuple[tuple[Any, ...], PriorValues] | None = None
         self.reset_parameters()
 
@@ -64,21 +67,33 @@ class LatentPrior(KeepsFloat32):
         if self.log_a.is_meta:
             return  # nothing to start, and torch would import its compiler for it
         config, like = self.config, self.log_a
-        shape, low_high = (config.d_state, config.width), config.decay_rates
-        dt = log_uniform(shape, config.dt_min, config.dt_max, like.dtype).to(like.device)
-        a = torch.linspace(*low_high, config.d_state, dtype=like.dtype, device=like.device)
-        a, p = a.unsqueeze(1).expand(shape), torch.full_like(dt, config.diffusion)
-        if self.raw_dt is None:
-            # The same decays and noise to begin with: only what is learned differs.
-            a, p = a * dt, p * dt.sqrt()
-        else:
-            self.raw_dt.copy_(inverse_softplus(dt))
+        shape, low_high = like.shape, config.decay_rates
+        a = torch.linspace(*low_high, config.blocks, dtype=like.dtype, device=like.device)
+        a, p = a.unsqueeze(1).expand(shape), torch.full_like(like, config.diffusion)
+        if config.step_rank is None:
+            dt = log_uniform(shape, config.dt_min, config.dt_max, like.dtype).to(like.device)
+            if self.raw_dt is None:
+                # The same decays and noise to begin with: only what is learned differs.
+                a, p = a * dt, p * dt.sqrt()
+            else:
+                self.raw_dt.copy_(inverse_softplus(dt))
         self.log_a.copy_(a.log())
         if self.raw_p is not None:
             self.raw_p.copy_(inverse_softplus(p))
-        for first in (self.mean_0, self.log_variance_0):
-            if first is not None:
-                first.zero_()
+        if self.mean_0 is not None and self.log_variance_0 is not None:
+            self.log_variance_0.zero_()
+            self.mean_0.zero_()
+            if config.initial_mean > 0.0:
+                self.mean_0.normal_(std=config.initial_mean)
+
+    @property
+    def unit(self) -> float:
+        """Length of the unit of time where tokens choose their steps.
+
+        Within one unit the fastest slot decays by e at the start, so that no decay is close to 0 or
+        to 1, where digits would be lost.
+        """
+        return 1.0 / max(self.config.decay_rates)
 
     def forward(self, rows: int = 0) -> PriorValues:
         """Discretised dynamics, and the belief before the first token of ``rows`` sequences.
@@ -109,12 +124,13 @@ class LatentPrior(KeepsFloat32):
         if self.mean_0 is not None and self.log_variance_0 is not None:
             first = (self.mean_0, self.log_variance_0.exp())
             return KLAState(*(x.expand(rows, -1, -1) for x in first))
-        shape, like = (rows, *self.log_a.shape), self.log_a
+        like = self.log_a
+        shape = (rows, self.config.d_state, like.shape[1])
         if self.config.prior == "stationary":
             # p_bar / (1 - a_bar^2), which for the exact discretisation is p^2 / (2 a).
             variance = p_bar / -torch.expm1(-2.0 * rate)
-            return KLAState(variance.new_zeros(shape), variance.expand(shape))
-        return KLAState.unit_prior(*shape, dtype=like.dtype, device=like.device)
+            return KLAState(variance.new_zeros(shape), variance.expand(rows, -1, -1))
+        return KLAState(like.new_zeros(shape), like.new_ones(rows, *like.shape))
 
     def _continuous(self) -> tuple[Tensor, Tensor, Tensor]:
         dtype = torch.promote_types(self.log_a.dtype, torch.float32)
@@ -124,11 +140,10 @@ class LatentPrior(KeepsFloat32):
             if self.raw_p is None
             else nn.functional.softplus(self.raw_p.to(dtype))
         )
-        dt = (
-            torch.ones_like(a)
-            if self.raw_dt is None
-            else nn.functional.softplus(self.raw_dt.to(dtype))
-        )
+        if self.raw_dt is not None:
+            dt = nn.functional.softplus(self.raw_dt.to(dtype))
+        else:
+            dt = torch.full_like(a, 1.0 if self.config.step_rank is None else self.unit)
         return a, p, dt
 
     def _fingerprint(self) -> tuple[Any, ...]:
@@ -140,3 +155,35 @@ class LatentPrior(KeepsFloat32):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LatentPrior":
         self._cached = None
         return super()._apply(fn, recurse)
+
+
+class TokenSteps(KeepsFloat32):
+    """The step before every token, chosen by the token: softplus(x + raw_dt) / unit.
+
+    Args:
+        config: options of the layer.
+        unit: the step that the dynamics belong to.
+    """
+
+    parameter_group: ClassVar[str] = "state_space"
+
+    def __init__(self, config: KLAConfig, unit: float) -> None:
+        super().__init__()
+        self.config, self.unit = config, unit
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.raw_dt = nn.Parameter(torch.empty(config.width, dtype=dtype))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start with step sizes that are log-uniform over the channels."""
+        if self.raw_dt.is_meta:
+            return  # nothing to start, and torch would import its compiler for it
+        config, like = self.config, self.raw_dt
+        dt = log_uniform((config.width,), config.dt_min, config.dt_max, like.dtype)
+        like.copy_(inverse_softplus(dt))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Steps ``[..., D]`` in units, at least float32, from what the tokens project to."""
+        dtype = at_least_float32(x.dtype)
+        return nn.functional.softplus(x.to(dtype) + self.raw_dt.to(dtype)) / self.unit

@@ -12,12 +12,21 @@ from kalman_attention.filtering.readout import sample_readout
 
 
 class Evidence(NamedTuple):
-    """What each token asks (q) and says (k, v, lam_v): the token inputs of ``kla_scan``."""
+    """What each token asks (q) and says (k, v, lam_v), and the time before it (dt, None for 1).
+
+    These are the token inputs of ``kla_scan``.
+    """
 
     q: Keys
     k: Keys
     v: Values
     lam_v: Precisions
+    dt: Tensor | None = None
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Evidence":
+        """The same at other positions."""
+        q, k, v, lam_v = map(change, self[:4])
+        return Evidence(q, k, v, lam_v, None if self.dt is None else change(self.dt))
 
 
 class Readout(NamedTuple):
@@ -50,7 +59,7 @@ class Readout(NamedTuple):
             change(self.mean),
             None if self.variance is None else change(self.variance),
             tuple(map(change, self.context)),
-            Evidence(*map(change, self.evidence)),
+            self.evidence.map(change),
             self.state,
         )
 

@@ -31,19 +31,26 @@ _MODEL = {
 _KLA = {
     "d_state": "state_size",
     "d_inner": "inner_size",
+    "shared_slots": "shared_slots",
     "conv_kernel": "conv_kernel",
     "value": "value",
     "precision_rank": "precision_rank",
     "precision_link": "precision_link",
     "precision_floor": "precision_floor",
+    "initial_precision": "initial_precision",
+    "evidence_bias": "evidence_bias",
     "qk_norm": "qk_norm",
     "process_noise": "process_noise",
     "discretisation": "discretisation",
     "prior": "prior",
+    "initial_mean": "initial_mean",
     "diffusion": "diffusion",
     "decay_rate": "decay_rate",
+    "step_rank": "time_step_rank",
     "dt_min": "time_step_min",
     "dt_max": "time_step_max",
+    "readout_norm": "readout_norm",
+    "gate_bias": "gate_bias",
     "skip": "skip",
     "engine": "engine",
 }
@@ -81,20 +88,27 @@ class KLAHFConfig(PreTrainedConfig):
         head_bias: add a learned bias, 0 at the start, to the logits.
         state_size: memory slots per channel (native: d_state).
         inner_size: channels of the filter; None means hidden_size.
-        conv_kernel: taps of the causal convolution.
+        shared_slots: neighbouring slots that share decay, noise and variance.
+        conv_kernel: taps of the causal convolution; None for no convolution.
         value: ``"stream"`` or ``"project"``; this and the options down to ``engine`` are those of
             ``kalman_attention.KLAConfig``.
         precision_rank: as there.
         precision_link: as there.
         precision_floor: as there.
+        initial_precision: as there.
+        evidence_bias: as there.
         qk_norm: as there.
         process_noise: as there.
         discretisation: as there.
         prior: as there.
+        initial_mean: as there.
         diffusion: as there.
         decay_rate: as there.
+        time_step_rank: as there (native: step_rank).
         time_step_min: smallest initial step size (native: dt_min).
         time_step_max: largest initial step size (native: dt_max).
+        readout_norm: as there.
+        gate_bias: as there.
         skip: as there.
         engine: which implementation of the scan computes, a name of ``kla check``; None means auto.
         num_attention_heads: heads of attention blocks; None means heads of 64 channels.
@@ -130,19 +144,26 @@ class KLAHFConfig(PreTrainedConfig):
     head_bias: bool = False
     state_size: int = 32
     inner_size: int | None = None
-    conv_kernel: int = 4
+    shared_slots: int = 1
+    conv_kernel: int | None = 4
     value: Literal["stream", "project"] = "stream"
     precision_rank: int | None = None
     precision_link: Literal["inverse_softplus", "softplus", "exp"] = "inverse_softplus"
     precision_floor: float = 1e-4
+    initial_precision: float | None = None
+    evidence_bias: bool = False
     qk_norm: bool = True
     process_noise: Literal["learned", "fixed", "zero"] = "learned"
     discretisation: Literal["ou", "zoh", "none"] = "ou"
     prior: Literal["unit", "stationary", "learned"] = "unit"
+    initial_mean: float = 0.0
     diffusion: float = math.sqrt(2.0)
     decay_rate: float | list[float] = 1.0
+    time_step_rank: int | None = None
     time_step_min: float = 1e-3
     time_step_max: float = 1e-2
+    readout_norm: bool = False
+    gate_bias: float | None = None
     skip: float | None = 1.0
     engine: str | None = None
     num_attention_heads: int | None = None
