@@ -34,7 +34,10 @@ def test_auto_on_cpu_is_the_native_engine_when_it_was_built() -> None:
 
 
 def test_auto_elsewhere_is_plain_torch() -> None:
-    assert engines.resolve("auto", torch.device("meta"), torch.float32) == "associative"
+    meta = torch.device("meta")
+    assert engines.resolve("auto", meta, torch.float32) == "associative"
+    assert engines.resolve("auto", meta, torch.float32, slots=4) == "associative"
+    assert engines.resolve("auto", meta, torch.float32, slots=8) == "matrix"
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -51,9 +51,9 @@ class ScanInputs(NamedTuple):
         return self.compute_dtype if self.acc_dtype is None else self.acc_dtype
 
     @property
-    def shared(self) -> bool:
-        """Whether slots share a precision: fewer blocks than slots."""
-        return self.a_bar.shape[0] < self.k.shape[-1]
+    def slots(self) -> int:
+        """How many slots share each precision; 1 where each has its own."""
+        return self.k.shape[-1] // self.a_bar.shape[0]
 
     @property
     def chunks(self) -> int:

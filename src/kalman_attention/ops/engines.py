@@ -48,6 +48,7 @@ class Engine:
         shared: takes blocks of slots that share a precision.
         eager_only: cannot run inside a compiled or exported graph.
         never_auto: device types on which ``auto`` passes it over.
+        least_slots: ``auto`` takes it where at least this many slots share each precision.
         missing: what it lacks on this machine, or None. Plain data, found out at import, so that
             the choice of an engine can be traced by compilers.
     """
@@ -63,6 +64,7 @@ class Engine:
     shared: bool = False
     eager_only: bool = False
     never_auto: tuple[str, ...] = ()
+    least_slots: int = 1
     missing: str | None = None
 
     def load(self) -> EngineModule:
@@ -83,7 +85,7 @@ class Engine:
         dtype: torch.dtype,
         *,
         gaps: bool = False,
-        shared: bool = False,
+        slots: int = 1,
     ) -> str | None:
         """Why a call on ``device`` with v in ``dtype`` cannot be served, or None if it can."""
         if self.devices and device.type not in self.devices:
@@ -93,7 +95,7 @@ class Engine:
             return f"it takes {names}, v is {str(dtype).removeprefix('torch.')}"
         if gaps and not self.gaps:
             return "it does not take dt yet"
-        if shared and not self.shared:
+        if slots > 1 and not self.shared:
             return "it does not take slots that share a precision yet"
         if self.eager_only and torch.compiler.is_compiling():
             return "it does not run inside compiled or exported graphs"
@@ -142,6 +144,15 @@ ENGINES = {
             step=True,
             never_auto=("cpu",),
             missing=_triton_missing(),
+        ),
+        Engine(
+            name="matrix",
+            summary="matrix products in plain torch, for slots that share a precision",
+            devices=(),
+            location=f"{_PACKAGE}.torch.matrix",
+            gaps=True,
+            shared=True,
+            least_slots=8,
         ),
         Engine(
             name="associative",
@@ -217,7 +228,7 @@ def resolve(
     *,
     step: bool = False,
     gaps: bool = False,
-    shared: bool = False,
+    slots: int = 1,
 ) -> str:
     """Name of the engine that serves a call.
 
@@ -227,7 +238,7 @@ def resolve(
         dtype: dtype of v.
         step: a single token is asked for: ``"auto"`` means an engine with a step of its own.
         gaps: the call has dt.
-        shared: its slots share precisions.
+        slots: how many slots share each of its precisions.
 
     Returns:
         A key of ``ENGINES``, or ``REFERENCE``.
@@ -238,13 +249,13 @@ def resolve(
     if name == "auto":
         name = _auto_means[-1]
     if name == "auto":
-        return _auto(device, dtype, step, gaps=gaps, shared=shared)
+        return _auto(device, dtype, step, gaps=gaps, slots=slots)
     if name == REFERENCE:
         return name
     _require_known(name)
-    reason = ENGINES[name].why_not(device, dtype, gaps=gaps, shared=shared)
+    reason = ENGINES[name].why_not(device, dtype, gaps=gaps, slots=slots)
     if reason is not None:
-        other = _auto(device, dtype, step, gaps=gaps, shared=shared)
+        other = _auto(device, dtype, step, gaps=gaps, slots=slots)
         raise ValueError(
             f"engine {name!r} cannot serve this call: {reason}. "
             f"engine={other!r} can; so can engine='reference'."
@@ -264,11 +275,12 @@ def _auto(
     step: bool,
     *,
     gaps: bool = False,
-    shared: bool = False,
+    slots: int = 1,
 ) -> str:
     for engine in ENGINES.values():
-        reason = engine.why_not(device, dtype, gaps=gaps, shared=shared)
-        if reason is None and device.type not in engine.never_auto and (engine.step or not step):
+        reason = engine.why_not(device, dtype, gaps=gaps, slots=slots)
+        wanted = device.type not in engine.never_auto and slots >= engine.least_slots
+        if reason is None and wanted and (engine.step or not step):
             return engine.name
         if (
             engine.missing

@@ -68,7 +68,7 @@ def kla_scan(
         ``ScanOutput(y, y_var, state)``.
     """
     inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens, acc_dtype, dt)
-    chosen = resolve(engine, v.device, v.dtype, gaps=dt is not None, shared=inputs.shared)
+    chosen = resolve(engine, v.device, v.dtype, gaps=dt is not None, slots=inputs.slots)
     if chosen == REFERENCE:
         return reference_scan(inputs, return_variance=return_variance)
     return _run(inputs, return_variance, chosen)
@@ -108,9 +108,7 @@ def kla_step(
         ``ScanOutput(y, y_var, state)`` with y ``[B, D]``.
     """
     inputs = check_step(q, k, v, lam_v, a_bar, p_bar, state, mask, dt)
-    chosen = resolve(
-        engine, v.device, v.dtype, step=True, gaps=dt is not None, shared=inputs.shared
-    )
+    chosen = resolve(engine, v.device, v.dtype, step=True, gaps=dt is not None, slots=inputs.slots)
     if chosen == REFERENCE:
         return reference_step(inputs, return_variance=return_variance)
     own = ENGINES[chosen].step

@@ -116,7 +116,7 @@ def kla_innovations(
         ``Innovations(log_likelihood, normalised)``, in the dtype of the state.
     """
     inputs = check_scan(k, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens, acc_dtype, dt)
-    if inputs.shared:
+    if inputs.slots > 1:
         raise ValueError(
             f"a_bar has {a_bar.shape[0]} rows for {k.shape[-1]} slots: innovations are per slot, "
             "and slots that share a precision see a value together. Pass a_bar and p_bar [N, D]."

@@ -134,7 +134,7 @@ class RankContext:
                 "the reference filters whole sequences only. For one that is split over ranks use "
                 "engine='auto'."
             )
-        if inputs.shared:
+        if inputs.slots > 1:
             raise ValueError(
                 "slots that share a precision cannot be split over ranks yet: a_bar and p_bar must "
                 "be [N, D]. Repeat them over the slots of a block, or use context=1."
