@@ -125,6 +125,20 @@ def test_autocast_leaves_arithmetic_in_float32(engine: str) -> None:
     assert weight.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("engine", [*EVERY_ENGINE, "reference"])
+def test_autocast_does_not_touch_float32_values(engine: str) -> None:
+    args = draw(Case(B=2, T=70, N=4, D=5), grad=False)[:6]
+    exact = kla_scan(*args, return_variance=True, engine=engine)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = kla_scan(*args, return_variance=True, engine=engine)
+        step = kla_step(*(x[:, 0] for x in args[:4]), *args[4:], out.state, engine=engine)
+    assert torch.equal(out.y, exact.y)
+    assert out.y_var is not None
+    assert exact.y_var is not None
+    assert torch.equal(out.y_var, exact.y_var)
+    assert step.y.dtype == torch.float32
+
+
 def test_vmap_equals_a_loop() -> None:
     args = draw(Case(B=2, T=20, N=3, D=5), grad=False)[:6]
     values = torch.stack([args[2], 2 * args[2], -args[2]])

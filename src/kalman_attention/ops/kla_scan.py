@@ -5,6 +5,7 @@ This file is the only autograd boundary. Engines sit behind two registered ops,
 ``torch.export`` and friends see one opaque differentiable call whatever the engine.
 """
 
+import contextlib
 from typing import Any
 
 import torch
@@ -70,7 +71,8 @@ def kla_scan(
     inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens, acc_dtype, dt)
     chosen = resolve(engine, v.device, v.dtype, gaps=dt is not None, slots=inputs.slots)
     if chosen == REFERENCE:
-        return reference_scan(inputs, return_variance=return_variance)
+        with _own_types(v):
+            return reference_scan(inputs, return_variance=return_variance)
     return _run(inputs, return_variance, chosen)
 
 
@@ -110,7 +112,8 @@ def kla_step(
     inputs = check_step(q, k, v, lam_v, a_bar, p_bar, state, mask, dt)
     chosen = resolve(engine, v.device, v.dtype, step=True, gaps=dt is not None, slots=inputs.slots)
     if chosen == REFERENCE:
-        return reference_step(inputs, return_variance=return_variance)
+        with _own_types(v):
+            return reference_step(inputs, return_variance=return_variance)
     own = ENGINES[chosen].step
     if not own or torch.compiler.is_compiling() or _needs_gradients(inputs):
         return _step_by_scan(inputs, return_variance, chosen)
@@ -138,6 +141,13 @@ def _run(inputs: ScanInputs, return_variance: bool, engine: str) -> ScanOutput:
     save = _needs_gradients(inputs)
     y, y_var, mean, variance, _ = scan(*inputs, return_variance, save, engine)
     return ScanOutput(y, y_var if return_variance else None, KLAState(mean, variance))
+
+
+def _own_types(x: Tensor) -> contextlib.AbstractContextManager[None]:
+    """No autocast: products of float32 tensors in bfloat16 would break the accuracy contract."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return contextlib.nullcontext()
 
 
 def _settled(*args: Any) -> ScanInputs:
@@ -172,7 +182,8 @@ def scan(
     )
     if cu_seqlens is not None:
         check_bounds(cu_seqlens, v.shape[1])
-    result = ENGINES[engine].load().forward(inputs, return_variance=return_variance, save=save)
+    with _own_types(v):
+        result = ENGINES[engine].load().forward(inputs, return_variance=return_variance, save=save)
     y_var = v.new_empty(0) if result.y_var is None else result.y_var
     saved = mean_0.new_empty(0) if result.checkpoints is None else result.checkpoints
     return result.y, y_var, result.mean, result.variance, saved
@@ -219,7 +230,8 @@ def scan_backward(
         q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens, acc_dtype, dt
     )
     module = ENGINES[engine].load()
-    grads = module.backward(inputs, checkpoints, dy, dy_var, dmean, dvariance)
+    with _own_types(v):
+        grads = module.backward(inputs, checkpoints, dy, dy_var, dmean, dvariance)
     dq, dk, dv, dlam_v, da_bar, dp_bar, dmean_0, dvariance_0, ddt = grads
     ddt = v.new_empty(0) if ddt is None else ddt
     return dq, dk, dv, dlam_v, da_bar, dp_bar, dmean_0, dvariance_0, ddt
