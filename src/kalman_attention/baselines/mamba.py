@@ -28,6 +28,7 @@ from kalman_attention.baselines import mamba_kernels
 from kalman_attention.nn.float32 import KeepsFloat32, at_least_float32
 from kalman_attention.nn.links import inverse_softplus, log_uniform
 from kalman_attention.nn.mixer import LayerOutput, Mixer, Skip
+from kalman_attention.nn.norms import RMSNorm
 from kalman_attention.nn.short_conv import ShortConv
 from kalman_attention.ops.linear_scan import LinearScanOutput, linear_scan
 
@@ -45,6 +46,8 @@ class MambaConfig:
         dt_min: smallest initial step size; the start is log-uniform.
         dt_max: largest initial step size.
         dt_floor: initial step sizes below are raised to it.
+        readout_norm: divide what the scan gives by its root mean square over the channels, before
+            skip and gate; not in the published block.
     """
 
     d_model: int
@@ -55,6 +58,7 @@ class MambaConfig:
     dt_min: float = 1e-3
     dt_max: float = 1e-1
     dt_floor: float = 1e-4
+    readout_norm: bool = False
 
     def __post_init__(self) -> None:
         for name in ("d_model", "d_state", "conv_kernel", "dt_rank"):
@@ -159,6 +163,7 @@ class Mamba(Mixer):
         # nn.Linear's own start, uniform within fan_in^-0.5, is the published one of this matrix.
         self.dt_proj = nn.Linear(config.rank, D, bias=False)
         self.state_space = StateSpace(config)
+        self.readout_norm = RMSNorm(D) if config.readout_norm else None
         self.out_proj = nn.Linear(D, d_model, bias=False)
 
     def init_state(
@@ -220,7 +225,9 @@ class Mamba(Mixer):
         return SelectiveInputs(u, dt, B, C), A
 
     def write(self, y: Values, u: Values, gate: Tensor) -> Tensor:
-        """From the scan's output to the layer's: skip, gate, output projection."""
+        """From the scan's output to the layer's: norm, skip, gate, output projection."""
+        if self.readout_norm is not None:
+            y = self.readout_norm(y)
         out: Tensor = self.out_proj(self.skip(y, u) * nn.functional.silu(gate))
         return out
 

@@ -21,7 +21,7 @@ def curves(experiment: Experiment, results: Sequence[dict[str, Any]], folder: Pa
     for result in results:
         line, *rest = [v for k, v in result["labels"].items() if k != "seed"]
         panel, *rest = rest or [experiment.name]
-        points = [(float(p["step"]), float(p["accuracy"])) for p in result["curve"]]
+        points = [(float(p["step"]), float(p[experiment.metric])) for p in result["curve"]]
         panels.setdefault(panel, {})[" ".join([line, *rest])] = points
     if not panels:
         return []
@@ -30,7 +30,8 @@ def curves(experiment: Experiment, results: Sequence[dict[str, Any]], folder: Pa
         from kalman_attention.plots.learning_curves import plot_learning_curves
     except ModuleNotFoundError:
         return []
-    return save_figure(plot_learning_curves(panels), folder / "learning_curves.png")
+    figure = plot_learning_curves(panels, ylabel=experiment.metric.replace("_", " "))
+    return save_figure(figure, folder / "learning_curves.png")
 
 
 def variance(results: Results, scale: Scale) -> list[Path]:

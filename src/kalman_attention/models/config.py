@@ -44,6 +44,8 @@ class LanguageModelConfig:
         embedding_std: spread of the initial embeddings.
         head_std: spread of the initial head; None for ``nn.Linear``'s own start.
         head_bias: add a learned bias, 0 at the start, to the logits.
+        depth_scaled_start: start the matrices that write into the residual stream smaller by the
+            square root of their number.
         encoder_width: hidden width of an MLP between embedding and blocks; None for no such MLP.
         decoder_widths: hidden widths of an MLP between blocks and head, first one first; None for
             no such MLP (an autoencoder then has MAD-Lab's). See ``models/scaffold.py``.
@@ -68,6 +70,7 @@ class LanguageModelConfig:
     embedding_std: float = 0.02
     head_std: float | None = None
     head_bias: bool = False
+    depth_scaled_start: bool = True
     encoder_width: int | None = None
     decoder_widths: tuple[int, ...] | None = None
 

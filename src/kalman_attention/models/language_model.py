@@ -48,7 +48,7 @@ class LanguageModel(BlockStack):
         if config.head_std is not None and not config.tie_embeddings:
             nn.init.normal_(self.head.weight, std=config.head_std)
         branches = len(self.blocks) * (1 if config.mlp == "none" else 2)
-        for block in self.stack():
+        for block in self.stack() if config.depth_scaled_start else ():
             block.scale_residuals(1.0 / math.sqrt(branches))
 
     def forward(

@@ -134,8 +134,10 @@ def _file_name(cell: Cell) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A configuration as JSON would give it back."""
-    return json.loads(json.dumps(dataclasses.asdict(value)))
+    """A configuration as JSON would give it back, without fields that only name a place."""
+    places = [x.name for x in dataclasses.fields(value) if x.metadata.get("place")]
+    found = dataclasses.asdict(value)
+    return json.loads(json.dumps({k: v for k, v in found.items() if k not in places}))
 
 
 def completed(stored: Any, like: Any) -> Any:
@@ -149,6 +151,8 @@ def completed(stored: Any, like: Any) -> Any:
         return stored
     found = dict(stored)
     for field in dataclasses.fields(like):
+        if field.metadata.get("place"):
+            continue
         if field.name in stored:
             found[field.name] = completed(stored[field.name], getattr(like, field.name))
         elif field.default is not dataclasses.MISSING:

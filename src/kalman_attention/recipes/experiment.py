@@ -14,19 +14,21 @@ SCALES: tuple[Scale, ...] = ("smoke", "cpu", "paper")
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """One of the paper's experiments.
+    """One of the paper's experiments, or one of ours.
 
     Attributes:
         name: what the user types.
-        source: where it stands in the paper, as a label of its LaTeX.
+        source: where it stands in the paper, as a label of its LaTeX; None if it is ours.
         cells: all cells at a scale.
         tables: tables from the results that are there, which may be few.
+        metric: what learning curves show.
     """
 
     name: str
-    source: str
+    source: str | None
     cells: Callable[[Scale], Sequence[Cell]]
     tables: Callable[[Scale, Sequence[dict[str, Any]]], list[Table]]
+    metric: str = "accuracy"
 
     def render(self, scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
         """The tables, and below each how many of the runs it speaks of are not there yet."""

@@ -17,8 +17,11 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+
 from kalman_attention._reading import from_dict
 from kalman_attention.models.config import LanguageModelConfig
+from kalman_attention.models.language_model import LanguageModel
 from kalman_attention.models.names import full_name
 from kalman_attention.models.presets import preset
 from kalman_attention.train.config import TrainConfig
@@ -53,6 +56,7 @@ class PretrainRecipe:
         save_seconds: seconds between checkpoints.
         threads: threads of torch; None leaves them alone.
         seed: of the first weights and of posterior samples.
+        architecture: the model, if it is not that of the preset; the name then says its size only.
     """
 
     model: str
@@ -77,6 +81,7 @@ class PretrainRecipe:
     save_seconds: float = 600.0
     threads: int | None = None
     seed: int = 0
+    architecture: LanguageModelConfig | None = None
 
     def __post_init__(self) -> None:
         counts = ("tokens", "batch_tokens", "seq_len", "micro_batch", "eval_tokens", "num_samples")
@@ -103,7 +108,13 @@ class PretrainRecipe:
     @property
     def config(self) -> LanguageModelConfig:
         """The model, with the vocabulary of its preset."""
-        return preset(self.model)
+        return self.architecture or preset(self.model)
+
+    @property
+    def parameters(self) -> int:
+        """Learned numbers of that model."""
+        with torch.device("meta"):
+            return LanguageModel(self.config).num_parameters()
 
     @property
     def size(self) -> str:

@@ -13,6 +13,7 @@ EXPERIMENTS = {
     "process-noise": "learned process noise against p = 0, on the MAD tasks",
     "ou-depth": "the OU prior against none, over depth",
     "mqar": "recall of many pairs over long contexts, over width",
+    "text-ladder": "options of the KLA layer on text, at equal size (needs --shards)",
     "a5": "products in the group A5: the fewest blocks that solve each length",
 }
 """Experiments in the order of the paper, and what each is."""

@@ -91,12 +91,13 @@ def _experiment(experiment: Experiment, scale: Scale, results: Results) -> Itera
         where = results.folder(experiment.name) / "cells"
         named = ", ".join(results.path(c).name for c in cells if results.path(c).is_file())
         raise ValueError(f"results in {where} lack what a table needs, {error}: {named}") from error
+    source = f"In the paper: {experiment.source}" if experiment.source else "Not in the paper"
+    shown = f"Learning curves: {experiment.metric.replace('_', ' ')} over updates"
     yield Section(
         title=f"{experiment.name}, scale {scale}",
-        text=f"{EXPERIMENTS[experiment.name]}; {len(there)} of {len(cells)} cells. In the paper: "
-        f"{experiment.source}.",
+        text=f"{EXPERIMENTS[experiment.name]}; {len(there)} of {len(cells)} cells. {source}.",
         tables=tables,
-        images=[(curves, "Learning curves: test accuracy over updates")] if curves.exists() else [],
+        images=[(curves, shown)] if curves.exists() else [],
     )
 
 

@@ -1,8 +1,10 @@
 """``kla reproduce``: the paper's experiments, cell by cell, at three scales."""
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from kalman_attention.cli import numbers
 from kalman_attention.cli.parser import listing
@@ -43,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LABELS",
         help="cells with these labels, such as kla/compression (default: all cells)",
     )
+    parser.add_argument(
+        "--shards",
+        type=Path,
+        metavar="DIR",
+        help="text for text-ladder, as kla data wrote it (default: none)",
+    )
     parser.add_argument("--list", action="store_true", help="list the cells and stop")
     parser.add_argument("--table", action="store_true", help="compute nothing, show what is there")
     parser.add_argument(
@@ -70,11 +78,14 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         print("\n".join(f"{_mark(results, c)} {c.name}" for c in chosen))
         return 0
+    if args.shards is not None:
+        chosen = [_with_text(cell, args.shards) for cell in chosen]
     if not args.table:
         from kalman_attention.cli.watch import Watch
         from kalman_attention.recipes.runner import run_cells
 
-        print(f"{experiment.name} ({experiment.source}), scale {args.scale}: {len(chosen)} cells")
+        source = experiment.source or "not in the paper"
+        print(f"{experiment.name} ({source}), scale {args.scale}: {len(chosen)} cells")
         watch = Watch(results)
         run_cells(chosen, results, jobs=args.jobs, say=watch.say, watch=watch)
     show(experiment, args.scale, results, cells)
@@ -95,6 +106,14 @@ def show(experiment: Experiment, scale: Scale, results: Results, cells: Sequence
     (folder / "tables.md").write_text(text, encoding="utf-8")
     for path in figures.curves(experiment, there, folder):
         print(path)
+
+
+def _with_text(cell: Cell, shards: Path) -> Cell:
+    """The same cell, told where its text is."""
+    if not hasattr(cell.run, "shards"):
+        raise ValueError(f"--shards is for experiments on text, which {cell.experiment} is not.")
+    run: Any = dataclasses.replace(cell.run, shards=str(shards))  # type: ignore[type-var]
+    return dataclasses.replace(cell, run=run)
 
 
 def _mark(results: Results, cell: Cell) -> str:

@@ -27,6 +27,7 @@ _MODEL = {
     "embedding_std": "initializer_range",
     "head_std": "head_initializer_range",
     "head_bias": "head_bias",
+    "depth_scaled_start": "depth_scaled_start",
 }
 _KLA = {
     "d_state": "state_size",
@@ -86,6 +87,8 @@ class KLAHFConfig(PreTrainedConfig):
         initializer_range: spread of the initial embeddings. The mixers start as they do natively.
         head_initializer_range: spread of the initial head; None for ``nn.Linear``'s own start.
         head_bias: add a learned bias, 0 at the start, to the logits.
+        depth_scaled_start: start the matrices that write into the residual stream smaller by the
+            square root of their number.
         state_size: memory slots per channel (native: d_state).
         inner_size: channels of the filter; None means hidden_size.
         shared_slots: neighbouring slots that share decay, noise and variance.
@@ -142,6 +145,7 @@ class KLAHFConfig(PreTrainedConfig):
     initializer_range: float = 1.0
     head_initializer_range: float | None = 0.001
     head_bias: bool = False
+    depth_scaled_start: bool = True
     state_size: int = 32
     inner_size: int | None = None
     shared_slots: int = 1

@@ -125,7 +125,8 @@ class KLAPreTrainedModel(PreTrainedModel):
                 nn.init.normal_(module.weight, std=config.head_initializer_range)
         elif any(True for _ in module.parameters(recurse=False)):
             module.reset_parameters()  # type: ignore[operator]
-            if any(module is last for last in self._residual_outputs()):
+            scaled = config.depth_scaled_start
+            if scaled and any(module is last for last in self._residual_outputs()):
                 branches = config.num_hidden_layers * (1 if config.mlp == "none" else 2)
                 module.weight.mul_(1.0 / math.sqrt(branches))  # type: ignore[operator]
 
