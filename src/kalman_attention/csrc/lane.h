@@ -18,6 +18,12 @@ KLA_LANE V seen(V v, V lam_v) {
   return (lam_v == 0) & (v - v != 0) ? V{} : v;
 }
 
+// lam_v v of such a token, in fewer operations.
+template <class V>
+KLA_LANE V information(V v, V lam_v) {
+  return lam_v == 0 ? V{} : lam_v * v;
+}
+
 template <class V>
 struct FilterStep {
   V s, mu;  // the new belief
@@ -32,7 +38,8 @@ template <class V>
 KLA_LANE FilterStep<V> filter_step(V a, V p, V phi, V b, V s, V mu) {
   V P = a * (a * s) + p;
   V r = 1 / (1 + phi * P);
-  return {P * r, (a * mu + P * b) * r, r};
+  V s_new = P * r;
+  return {s_new, (a * r) * mu + s_new * b, r};
 }
 
 // What a token says beyond the predicted mean m, as information.

@@ -24,8 +24,12 @@ struct Kalman {
       V lam_v[W], lv[W], y_acc[W], var_acc[W];
       for (int w = 0; w < W; ++w) {
         lam_v[w] = load_any<V>(lam.at(j, d + w * L));
-        lv[w] = lam_v[w] * seen<V>(load_any<V>(v.at(j, d + w * L)), lam_v[w]);
+        lv[w] = information<V>(load_any<V>(v.at(j, d + w * L)), lam_v[w]);
         y_acc[w] = var_acc[w] = V{};
+        const int64_t next = d + X + w * L;
+        v.prefetch(j, next);
+        lam.prefetch(j, next);
+        y.prefetch(j, next);
       }
       const T *k = in.k + j * in.N, *k2 = in.k2 + j * in.N, *q = in.q + j * in.N;
       T* x = state.tile(d);

@@ -3,6 +3,8 @@
 #ifndef KLA_CPU_STAGE_H
 #define KLA_CPU_STAGE_H
 
+#include <type_traits>
+
 #include "../lane.h"
 #include "convert.h"
 #include "plan.h"
@@ -16,6 +18,11 @@ struct Rows {
   T* data;
   int64_t pitch;
   T* at(int64_t j, int64_t d) const { return data + j * pitch + d; }
+
+  // Rows are pages apart, where no processor looks ahead by itself: each tile asks for the next one, and most
+  // of all for the rows it will write, since a store that waits for its line holds up all those behind
+  // it. After the last channel of an array that is an address outside of it, which is harmless.
+  KLA_METHOD void prefetch(int64_t j, int64_t d) const { __builtin_prefetch(at(j, d), !std::is_const_v<T>, 2); }
 };
 
 // The rows of one chunk in the backward pass.
@@ -24,14 +31,12 @@ struct ChannelRows {
   Rows<const T> v, lam_v, dy, dy_var;
   Rows<T> dv, dlam_v;
 
-  // Rows are pages apart, where no processor looks ahead by itself: each tile asks for the next one. After
-  // the last channel of an array that is an address outside of it, which is harmless.
   KLA_METHOD void prefetch_replay(int64_t j, int64_t next) const {
-    for (const auto& x : {v, lam_v}) __builtin_prefetch(x.at(j, next), 0, 2);
+    for (const auto& x : {v, lam_v}) x.prefetch(j, next);
   }
   KLA_METHOD void prefetch_adjoint(int64_t j, int64_t next) const {
-    __builtin_prefetch(dy.at(j, next), 0, 2);
-    for (const auto& x : {dv, dlam_v}) __builtin_prefetch(x.at(j, next), 1, 2);
+    dy.prefetch(j, next);
+    for (const auto& x : {dv, dlam_v}) x.prefetch(j, next);
   }
 };
 
