@@ -79,41 +79,5 @@ KLA_LANE FilterGrad<V> filter_adjoint(V a, V k, V k2, V lam_v, V s, V mu, const 
   return {a * g, a * a_dP, mu * g + s * (a_dP + a_dP), dP, next.s * dmu, dphi, dlam_v};
 }
 
-// A segment of tokens as one linear map of (x, w, u), where s = x / w and mu = u / w: the matrix
-// ((xx, xw, 0), (wx, ww, 0), (ux, uw, uu)) of filtering/projective.py. Only its directions count, so it
-// may be scaled freely.
-template <class V>
-struct Projective {
-  V xx, xw, wx, ww, ux, uw, uu;
-};
-
-// The map of no token at all.
-template <class V>
-KLA_LANE Projective<V> projective_identity() {
-  return {V(1), V(0), V(0), V(1), V(0), V(0), V(1)};
-}
-
-// The map m followed by one token, with a (a x) as in filter_step.
-template <class V>
-KLA_LANE Projective<V> projective_then(const Projective<V>& m, V a, V p, V phi, V b) {
-  V xx = a * (a * m.xx) + p * m.wx;
-  V xw = a * (a * m.xw) + p * m.ww;
-  return {xx, xw, m.wx + phi * xx, m.ww + phi * xw, a * m.ux + b * xx, a * m.uw + b * xw, a * m.uu};
-}
-
-// The same map times a number.
-template <class V>
-KLA_LANE Projective<V> projective_scale(const Projective<V>& m, V c) {
-  return {m.xx * c, m.xw * c, m.wx * c, m.ww * c, m.ux * c, m.uw * c, m.uu * c};
-}
-
-// The belief after the map, from the belief before it; in place.
-template <class V>
-KLA_LANE void projective_apply(const Projective<V>& m, V& s, V& mu) {
-  V inverse = 1 / (m.wx * s + m.ww);
-  mu = (m.ux * s + m.uw + m.uu * mu) * inverse;
-  s = (m.xx * s + m.xw) * inverse;
-}
-
 }  // namespace kla
 #endif

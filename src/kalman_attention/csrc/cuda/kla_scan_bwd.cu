@@ -25,16 +25,13 @@ constexpr int kPart = sizeof(T) == 8 ? 4 : 8;
 template <class T, int GROUP>
 using BackwardLanes = Lanes<GROUP, kBackwardSlots, kBackwardThreads<T>>;
 
-// kPart tokens, what goes out for them, and the beliefs where the parts of the chunk start.
+// kPart tokens in shared memory, with the gradients by their outputs.
 template <class T, int GROUP>
-struct Part {
+struct Tokens {
   using At = BackwardLanes<T, GROUP>;
   T v[kPart<T>][At::kChannels], lam_v[kPart<T>][At::kChannels];
   T dy[kPart<T>][At::kChannels], dy_var[kPart<T>][At::kChannels];
-  T k_db[kPart<T>][At::kChannels], dlam[kPart<T>][At::kChannels];  // sums over slots
   T k[kPart<T>][At::kSlots], q[kPart<T>][At::kSlots];
-  T slots[At::kWarps][kPart<T>][2 * At::kSlots];  // dk, then dq: sums over the channels of a warp
-  T starts[kChunk / kPart<T>][2 * kBackwardSlots][kBackwardThreads<T>];
   bool real[kPart<T>];
 
   KLA_DEVICE void load_evidence(const Params& p, const At& at, Int t) {
@@ -49,6 +46,17 @@ struct Part {
     at.stage_channels(p, p.dy, t, dy);
     if (VAR) at.stage_channels(p, p.dy_var, t, dy_var);
   }
+};
+
+// The same with what goes out for them, and the beliefs where the parts of the chunk start.
+template <class T, int GROUP>
+struct Part : Tokens<T, GROUP> {
+  using At = BackwardLanes<T, GROUP>;
+  using Tokens<T, GROUP>::lam_v;
+  using Tokens<T, GROUP>::real;
+  T k_db[kPart<T>][At::kChannels], dlam[kPart<T>][At::kChannels];  // sums over slots
+  T slots[At::kWarps][kPart<T>][2 * At::kSlots];  // dk, then dq: sums over the channels of a warp
+  T starts[kChunk / kPart<T>][2 * kBackwardSlots][kBackwardThreads<T>];
 
   // dv and dlam_v, or what the slots up to now contribute to the sums they are made of.
   KLA_DEVICE void store_channels(const Params& p, const At& at, Int t) const {
@@ -95,9 +103,8 @@ template <class T>
 struct Backward {
   static constexpr int S = kBackwardSlots;
   T a[S], pb[S], s[S], mu[S];
-  T dmu[S], ds[S];                // adjoint of the belief; for a summary, from the segment's own outputs
-  T da[S], dp[S];                 // of the current chunk
-  T dmu_dmu[S], ds_dmu[S], ds_ds[S];  // for a summary: how the adjoint at the end comes through
+  T dmu[S], ds[S];  // adjoint of the belief
+  T da[S], dp[S];   // of the current chunk
 };
 
 // What the adjoint needs of each step of a part: beliefs before and after, and r.
@@ -194,32 +201,8 @@ KLA_DEVICE void adjoint(Part<T, GROUP>& part, const BackwardLanes<T, GROUP>& at,
   }
 }
 
-// The same walk for a summary: unit adjoints beside those of the segment's own outputs.
-template <class T, int GROUP, bool VAR>
-KLA_DEVICE void adjoint_map(const Part<T, GROUP>& part, const BackwardLanes<T, GROUP>& at,
-                            const Path<T>& path, Backward<T>& x) {
-  KLA_UNROLL
-  for (int j = kPart<T> - 1; j >= 0; --j) {
-    if (!part.real[j]) continue;
-    const T lam_v = part.lam_v[j][at.channel], v = part.v[j][at.channel];
-    const T dy = part.dy[j][at.channel], dy_var = VAR ? part.dy_var[j][at.channel] : T(0);
-    KLA_UNROLL
-    for (int i = 0; i < kBackwardSlots; ++i) {
-      const T k = part.k[j][at.slot + i], q = part.q[j][at.slot + i];
-      const auto back = [&](T dmu, T ds) { return path.back(j, i, x.a[i], k, v, lam_v, dmu, ds); };
-      const auto own = back(x.dmu[i] + q * dy, VAR ? x.ds[i] + q * q * dy_var : x.ds[i]);
-      const auto by_dmu = back(x.dmu_dmu[i], x.ds_dmu[i]), by_ds = back(T(0), x.ds_ds[i]);
-      x.dmu[i] = own.dmu;
-      x.ds[i] = own.ds;
-      x.dmu_dmu[i] = by_dmu.dmu;
-      x.ds_dmu[i] = by_dmu.ds;
-      x.ds_ds[i] = by_ds.ds;
-    }
-  }
-}
-
 // One chunk: beliefs where its parts start, then part after part from the last.
-template <class T, int GROUP, bool VAR, bool SUMMARY>
+template <class T, int GROUP, bool VAR>
 KLA_DEVICE void chunk_back(const Params& p, const BackwardLanes<T, GROUP>& at, Int t,
                            Part<T, GROUP>& part, Backward<T>& x) {
   const Segment& seg = at.segment;
@@ -249,14 +232,10 @@ KLA_DEVICE void chunk_back(const Params& p, const BackwardLanes<T, GROUP>& at, I
     Path<T> path;
     replay_path<T, GROUP>(part, at, x, path);
     __syncwarp();  // or the compiler keeps the evidence of both walks in registers, and spills
-    if constexpr (SUMMARY) {
-      adjoint_map<T, GROUP, VAR>(part, at, path, x);
-    } else {
-      adjoint<T, GROUP, VAR>(part, at, path, x);
-      __syncthreads();
-      part.store_channels(p, at, t + h * kPart<T>);
-      part.store_slots(p, at, t + h * kPart<T>);
-    }
+    adjoint<T, GROUP, VAR>(part, at, path, x);
+    __syncthreads();
+    part.store_channels(p, at, t + h * kPart<T>);
+    part.store_slots(p, at, t + h * kPart<T>);
     __syncthreads();
   }
 }
@@ -277,7 +256,7 @@ KLA_DEVICE void backward(const Params& p) {
     at.load(p, seg.last ? p.dvariance : p.borders, seg.last ? seg.row : p.segments + at.number, x.ds);
     for (Int t = (seg.tokens - 1) / kChunk * kChunk; seg.tokens > 0 && t >= 0; t -= kChunk) {
       for (int i = 0; i < kBackwardSlots; ++i) x.da[i] = x.dp[i] = T(0);
-      chunk_back<T, GROUP, VAR, false>(p, at, t, part, x);
+      chunk_back<T, GROUP, VAR>(p, at, t, part, x);
       for (int i = 0; i < kBackwardSlots; ++i) {
         da[i] += x.da[i];
         dp[i] += x.dp[i];
@@ -292,29 +271,51 @@ KLA_DEVICE void backward(const Params& p) {
   at.store(p, p.dynamics_parts, p.segments + at.number, dp);
 }
 
-// What a segment does to the adjoint that arrives at its end: five numbers per lane. The first segment
-// of a row needs none.
+// What a segment does to the adjoint that arrives at its end: four numbers per lane, found in one walk
+// forward. The first segment of a row needs none.
 template <class T, int GROUP, bool VAR>
 KLA_DEVICE void summarise_back(const Params& p) {
-  using Shared = Part<T, GROUP>;
-  KLA_SHARED(Shared, part);
+  using Shared = Tokens<T, GROUP>;
+  KLA_SHARED(Shared, tokens);
   const BackwardLanes<T, GROUP> at(p);
   const Segment& seg = at.segment;
   if (!seg.used || seg.first) return;
-  Backward<T> x;
-  at.load(p, p.a_bar, 0, x.a);
-  at.load(p, p.p_bar, 0, x.pb);
-  for (int i = 0; i < kBackwardSlots; ++i) {
-    x.dmu[i] = x.ds[i] = x.ds_dmu[i] = T(0);
-    x.dmu_dmu[i] = x.ds_ds[i] = T(1);
+  T a[kBackwardSlots], pb[kBackwardSlots], s[kBackwardSlots], mu[kBackwardSlots];
+  at.load(p, p.a_bar, 0, a);
+  at.load(p, p.p_bar, 0, pb);
+  AdjointMap<T> map[kBackwardSlots];
+  for (int i = 0; i < kBackwardSlots; ++i) map[i] = adjoint_identity<T>();
+  for (Int t = 0; t < seg.tokens; t += kPart<T>) {
+    if (t % kChunk == 0) {
+      at.load(p, p.checkpoints, seg.chunk + t / kChunk, mu);
+      at.load(p, p.checkpoints, p.chunks + seg.chunk + t / kChunk, s);
+    }
+    tokens.load_evidence(p, at, t);
+    tokens.template load_gradients<VAR>(p, at, t);
+    __syncthreads();
+    for (int j = 0; j < kPart<T>; ++j) {
+      if (!tokens.real[j]) continue;
+      const T lam_v = tokens.lam_v[j][at.channel], lv = lam_v * tokens.v[j][at.channel];
+      const T dy = tokens.dy[j][at.channel], dy_var = VAR ? tokens.dy_var[j][at.channel] : T(0);
+      KLA_UNROLL
+      for (int i = 0; i < kBackwardSlots; ++i) {
+        const T k = tokens.k[j][at.slot + i], q = tokens.q[j][at.slot + i];
+        const T phi = k * k * lam_v, b = k * lv;
+        const T e = innovation<T>(phi, b, a[i] * mu[i]);
+        const auto next = filter_step<T>(a[i], pb[i], phi, b, s[i], mu[i]);
+        s[i] = next.s;
+        mu[i] = next.mu;
+        map[i] = then_token<T>(map[i], a[i], next.r, e, q * dy, q * q * dy_var);
+      }
+    }
+    __syncthreads();
   }
-  for (Int t = (seg.tokens - 1) / kChunk * kChunk; t >= 0; t -= kChunk)
-    chunk_back<T, GROUP, VAR, true>(p, at, t, part, x);
-  at.store(p, p.summaries, at.number, x.dmu);
-  at.store(p, p.summaries, p.segments + at.number, x.ds);
-  at.store(p, p.summaries, 2 * p.segments + at.number, x.dmu_dmu);
-  at.store(p, p.summaries, 3 * p.segments + at.number, x.ds_dmu);
-  at.store(p, p.summaries, 4 * p.segments + at.number, x.ds_ds);
+  for (int i = 0; i < kBackwardSlots; ++i) {
+    if (!at.exists(p, i)) continue;
+    const T entries[4] = {map[i].gain, map[i].cross, map[i].dmu_0, map[i].ds_0};
+    for (int f = 0; f < 4; ++f)
+      static_cast<T*>(p.summaries)[at.at(p, f * p.segments + at.number, i)] = entries[f];
+  }
 }
 
 // Passes the adjoint of every lane from segment to segment, from the last; one thread per lane.
@@ -329,8 +330,7 @@ KLA_DEVICE void link_back(const Params& p) {
   T ds = p.dvariance ? static_cast<const T*>(p.dvariance)[index] : T(0);
   for (Int i = number + count_segments(p, row) - 1; i > number; --i) {
     const T* m = static_cast<const T*>(p.summaries) + i * lanes + lane;
-    ds = m[field] + m[3 * field] * dmu + m[4 * field] * ds;
-    dmu = m[0] + m[2 * field] * dmu;
+    apply<T>(AdjointMap<T>{m[0], m[field], m[2 * field], m[3 * field]}, ds, dmu);
     borders[(i - 1) * lanes + lane] = dmu;
     borders[field + (i - 1) * lanes + lane] = ds;
   }

@@ -117,7 +117,7 @@ KLA_DEVICE void forward(const Params& p) {
   }
 }
 
-// What a segment does to any belief, as seven numbers per lane. The last segment of a row needs none.
+// What a segment does to any belief, as five numbers per lane. The last segment of a row needs none.
 template <class T, int GROUP>
 KLA_DEVICE void summarise(const Params& p) {
   using At = ForwardLanes<GROUP>;
@@ -129,8 +129,8 @@ KLA_DEVICE void summarise(const Params& p) {
   T a[kForwardSlots], pb[kForwardSlots];
   at.load(p, p.a_bar, 0, a);
   at.load(p, p.p_bar, 0, pb);
-  Projective<T> map[kForwardSlots];
-  for (int i = 0; i < kForwardSlots; ++i) map[i] = projective_identity<T>();
+  FilterMap<T> map[kForwardSlots];
+  for (int i = 0; i < kForwardSlots; ++i) map[i] = filter_identity<T>();
   for (Int t = 0; t < seg.tokens; t += Shared::kTokens) {
     tile.load(p, at, t);
     __syncthreads();
@@ -140,17 +140,15 @@ KLA_DEVICE void summarise(const Params& p) {
       KLA_UNROLL
       for (int i = 0; i < kForwardSlots; ++i) {
         const T k = tile.k[j][at.slot + i];
-        map[i] = projective_then<T>(map[i], a[i], pb[i], k * k * lam_v, k * lv);
-        // ww only grows; a power of two takes it back to [1, 2) and leaves every digit as it is.
-        if (map[i].ww > T(1024)) map[i] = projective_scale<T>(map[i], inverse_power(map[i].ww));
+        map[i] = then_token<T>(map[i], a[i], pb[i], k * k * lam_v, k * lv);
       }
     }
     __syncthreads();
   }
   for (int i = 0; i < kForwardSlots; ++i) {
     if (!at.exists(p, i)) continue;
-    const T entries[7] = {map[i].xx, map[i].xw, map[i].wx, map[i].ww, map[i].ux, map[i].uw, map[i].uu};
-    for (int f = 0; f < 7; ++f)
+    const T entries[5] = {map[i].s, map[i].mu, map[i].gain, map[i].J, map[i].eta};
+    for (int f = 0; f < 5; ++f)
       static_cast<T*>(p.summaries)[at.at(p, f * p.segments + at.number, i)] = entries[f];
   }
 }
@@ -168,9 +166,7 @@ KLA_DEVICE void link(const Params& p) {
   T s = static_cast<const T*>(p.variance_0)[index], mu = static_cast<const T*>(p.mean_0)[index];
   for (Int i = number; i + 1 < number + count; ++i) {
     const T* m = maps + i * lanes + lane;
-    const Projective<T> map = {m[0],         m[field],     m[2 * field], m[3 * field],
-                               m[4 * field], m[5 * field], m[6 * field]};
-    projective_apply<T>(map, s, mu);
+    apply<T>(FilterMap<T>{m[0], m[field], m[2 * field], m[3 * field], m[4 * field]}, s, mu);
     borders[(i + 1) * lanes + lane] = mu;
     borders[field + (i + 1) * lanes + lane] = s;
   }

@@ -3,7 +3,7 @@
 #ifndef KLA_CUDA_LANES_H
 #define KLA_CUDA_LANES_H
 
-#include "../lane.h"
+#include "../segment.h"
 #include "memory.h"
 
 namespace kla {

@@ -57,14 +57,5 @@ KLA_DEVICE void write(void* data, Int dtype, Int i, T x) {
   else static_cast<unsigned short*>(data)[i] = dtype == kFloat16 ? to_half(rounded) : to_bfloat(rounded);
 }
 
-// 2^-e for x in [2^e, 2^(e+1)): multiplying by it changes no digit.
-KLA_DEVICE float inverse_power(float x) {
-  return __uint_as_float(0x7f000000u - (__float_as_uint(x) & 0x7f800000u));
-}
-
-KLA_DEVICE double inverse_power(double x) {
-  return __longlong_as_double(0x7fe0000000000000ll - (__double_as_longlong(x) & 0x7ff0000000000000ll));
-}
-
 }  // namespace kla
 #endif

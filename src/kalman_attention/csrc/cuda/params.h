@@ -1,5 +1,5 @@
 // What a launch is told, and how it is cut into segments. One struct for all kernels, passed by value;
-// every field is eight bytes wide, so that ops/cuda/call.py can pack it from plain integers.
+// every field is eight bytes wide, so that ops/cuda/params.py can pack it from plain integers.
 #ifndef KLA_CUDA_PARAMS_H
 #define KLA_CUDA_PARAMS_H
 
@@ -46,7 +46,7 @@ struct Params {
   void *y, *y_var;         // [B, T, D] in the dtype of v
   void *mean, *variance;   // [R, N, D]
   void* checkpoints;       // [2, chunks, N, D] or null
-  void* summaries;         // what a segment does to beliefs [7, segments, N, D] or to adjoints [5, ...]
+  void* summaries;         // what a segment does to beliefs [5, segments, N, D] or to adjoints [4, ...]
   void* borders;           // [2, segments, N, D]: beliefs where segments start, adjoints where they end
   void* channel_sums;      // [2, B, T, D]: sums over the slots of earlier launches
   Array dy, dy_var;        // [B, T, D], data may be null

@@ -9,7 +9,7 @@ lane-serial: right when rows and channels fill the device. Otherwise time is spl
     span = max(2 chunks, tokens * threads of a row / 65,536)
 
 tokens, rounded up to whole chunks, if a row has at least four of them. 65,536 threads are four
-warps for each scheduler of a large device. A split call does some 2.7 times the work: with fewer
+warps for each scheduler of a large device. A split call does some 2.3 times the work: with fewer
 than four segments it would not pay.
 """
 

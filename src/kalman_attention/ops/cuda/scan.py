@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from kalman_attention.filtering.segment import AdjointMap, FilterMap
 from kalman_attention.ops.contract import ScanGrads, ScanInputs, ScanResult
 from kalman_attention.ops.cuda.grid import (
     LINK_THREADS,
@@ -38,7 +39,9 @@ def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanRes
     if save:
         params = params._replace(checkpoints=inputs.new_checkpoints(dtype))
     if grid.split(params.R):
-        params = params._replace(summaries=_lanes(params, 7), borders=_lanes(params, 2))
+        params = params._replace(
+            summaries=_lanes(params, len(FilterMap._fields)), borders=_lanes(params, 2)
+        )
         _each_round(unit, "kla_summarise", grid, params)
         _each_lane(unit, "kla_link", params, params.R)
     if grid.slots < params.N:
@@ -71,7 +74,9 @@ def backward(
         dynamics_parts=_lanes(params, 2),
     )
     if grid.split(params.R):
-        params = params._replace(summaries=_lanes(params, 5), borders=_lanes(params, 2))
+        params = params._replace(
+            summaries=_lanes(params, len(AdjointMap._fields)), borders=_lanes(params, 2)
+        )
         _each_round(unit, "kla_summarise_back" + _variance(dy_var), grid, params)
         _each_lane(unit, "kla_link_back", params, params.R)
     if grid.slots < params.N:

@@ -84,7 +84,5 @@ inline T __shfl_xor_sync(unsigned, T x, int mask) {
 
 inline unsigned __float_as_uint(float x) { return emulation::bits<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return emulation::bits<float>(x); }
-inline long long __double_as_longlong(double x) { return emulation::bits<long long>(x); }
-inline double __longlong_as_double(long long x) { return emulation::bits<double>(x); }
 
 #endif
