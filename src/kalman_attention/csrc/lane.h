@@ -24,22 +24,53 @@ KLA_LANE V information(V v, V lam_v) {
   return lam_v == 0 ? V{} : lam_v * v;
 }
 
+// The decay a of a step that is known by what it takes away, u = 1 - a: a x is x - u x, which keeps the
+// digits of many small steps. It may stand wherever a decay does.
+template <class V>
+struct Fading {
+  V u;
+};
+
+template <class V>
+KLA_LANE V operator*(Fading<V> a, V x) {
+  return x - a.u * x;
+}
+
+// What a token does to a variance, for all slots that share it.
+template <class V>
+struct VarianceStep {
+  V P, s;  // predicted, and after the token
+  V r;     // 1 / (1 + phi P)
+};
+
+// P is a (a s) + p and never a^2 s + p: the rounding of a stored a^2 would be the same in every step and
+// add up.
+template <class V, class A>
+KLA_LANE VarianceStep<V> variance_step(A a, V p, V phi, V s) {
+  V P = a * (a * s) + p;
+  V r = 1 / (1 + phi * P);
+  return {P, P * r, r};
+}
+
+// The mean after the token, from the predicted mean m. It is a sum of what is left of the prediction and
+// what the token brings, never the prediction and a correction: strong evidence would leave nothing but
+// the rounding of the prediction.
+template <class V>
+KLA_LANE V mean_step(const VarianceStep<V>& next, V m, V b) {
+  return next.r * m + next.s * b;
+}
+
 template <class V>
 struct FilterStep {
   V s, mu;  // the new belief
   V r;      // 1 / (1 + phi P)
 };
 
-// One token in moment form. P is a (a s) + p and never a^2 s + p: the rounding of a stored a^2 would
-// be the same in every step and add up. The mean is a sum of what is left of the prediction and what the
-// token brings, never the prediction and a correction: strong evidence would leave nothing but the
-// rounding of the prediction.
-template <class V>
-KLA_LANE FilterStep<V> filter_step(V a, V p, V phi, V b, V s, V mu) {
-  V P = a * (a * s) + p;
-  V r = 1 / (1 + phi * P);
-  V s_new = P * r;
-  return {s_new, (a * r) * mu + s_new * b, r};
+// One token in moment form.
+template <class V, class A>
+KLA_LANE FilterStep<V> filter_step(A a, V p, V phi, V b, V s, V mu) {
+  const auto next = variance_step<V>(a, p, phi, s);
+  return {next.s, mean_step<V>(next, a * mu, b), next.r};
 }
 
 // What a token says beyond the predicted mean m, as information.
@@ -55,6 +86,27 @@ KLA_LANE V remainder(V k, V v, V m, V r) {
   return r * (v - k * m);
 }
 
+// The same for a slot that shares its variance, k v - |k|^2 mu', where k2 is |k|^2 of its block.
+template <class V>
+KLA_LANE V block_remainder(V k, V k2, V v, V m, V r) {
+  return r * (k * v - k2 * m);
+}
+
+// What the slots that share a variance have in common in the adjoint of a token.
+template <class V>
+struct BlockGrad {
+  V dP, dphi;
+  V dlam_v;  // k2 dphi + v sum k db, written so that the two do not cancel under strong evidence
+};
+
+// rest_dmu and mu_dmu are sums over the slots: of what is left of the value, and of the new mean, times the
+// adjoint of the new mean. ds is the adjoint of the new variance.
+template <class V>
+KLA_LANE BlockGrad<V> block_adjoint(V k2, V lam_v, V s_new, V r, V rest_dmu, V mu_dmu, V ds) {
+  V s_ds = s_new * ds;
+  return {r * (r * ds + lam_v * rest_dmu), -(s_new * (mu_dmu + s_ds)), s_new * (rest_dmu - k2 * s_ds)};
+}
+
 template <class V>
 struct FilterGrad {
   V dmu, ds;  // adjoints of the belief before the token
@@ -64,19 +116,14 @@ struct FilterGrad {
 };
 
 // Adjoint of filter_step. (s, mu) is the belief before the token, `next` what the step made of it and rest
-// the remainder of its value; dmu and ds are the adjoints of the new belief. dlam_v is k (k dphi + v db), written
-// so that the two do not cancel under strong evidence. No a^2 here either, and no division by a.
-template <class V>
-KLA_LANE FilterGrad<V> filter_adjoint(V a, V k, V k2, V lam_v, V s, V mu, const FilterStep<V>& next, V rest,
+// the remainder of its value; dmu and ds are the adjoints of the new belief. No a^2 here either, and no
+// division by a.
+template <class V, class A>
+KLA_LANE FilterGrad<V> filter_adjoint(A a, V k, V k2, V lam_v, V s, V mu, const FilterStep<V>& next, V rest,
                                       V dmu, V ds) {
-  V g = next.r * dmu;
-  V s_ds = next.s * ds;
-  V k_rest = k * (rest * dmu);
-  V dP = next.r * (next.r * ds + lam_v * k_rest);
-  V a_dP = a * dP;
-  V dphi = -(next.s * (next.mu * dmu + s_ds));
-  V dlam_v = next.s * (k_rest - k2 * s_ds);
-  return {a * g, a * a_dP, mu * g + s * (a_dP + a_dP), dP, next.s * dmu, dphi, dlam_v};
+  const auto block = block_adjoint<V>(k2, lam_v, next.s, next.r, k * (rest * dmu), next.mu * dmu, ds);
+  V g = next.r * dmu, a_dP = a * block.dP;
+  return {a * g, a * a_dP, mu * g + s * (a_dP + a_dP), block.dP, next.s * dmu, block.dphi, block.dlam_v};
 }
 
 }  // namespace kla

@@ -23,8 +23,8 @@ KLA_LANE FilterMap<V> filter_identity() {
   return {V(0), V(0), V(1), V(0), V(0)};
 }
 
-template <class V>
-KLA_LANE FilterMap<V> then_token(const FilterMap<V>& m, V a, V p, V phi, V b) {
+template <class V, class A>
+KLA_LANE FilterMap<V> then_token(const FilterMap<V>& m, A a, V p, V phi, V b) {
   const auto next = filter_step<V>(a, p, phi, b, m.s, m.mu);
   V before = a * m.gain;
   V gain = next.r * before;
@@ -54,8 +54,8 @@ KLA_LANE AdjointMap<V> adjoint_identity() {
 }
 
 // r is that of filter_step and e the innovation; dy and dy_var the gradients that the token adds to dmu and ds.
-template <class V>
-KLA_LANE AdjointMap<V> then_token(const AdjointMap<V>& m, V a, V r, V e, V dy, V dy_var) {
+template <class V, class A>
+KLA_LANE AdjointMap<V> then_token(const AdjointMap<V>& m, A a, V r, V e, V dy, V dy_var) {
   V c = a * r;
   V gain = c * m.gain;
   V cross = c * m.cross + gain * (gain * e);
