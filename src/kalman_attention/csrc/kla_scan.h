@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define KLA_ABI_VERSION 3
+#define KLA_ABI_VERSION 4
 #define KLA_CHUNK 64 /* tokens between two saved beliefs */
 
 #ifdef __cplusplus
@@ -87,6 +87,31 @@ typedef struct kla_conv_grads {
   float *dx, *dwindow, *dweight, *dbias; /* like x (dense), window, weight, bias */
 } kla_conv_grads;
 
+/* Keys and queries in the frame that turns along with blocks of m slots (filtering/rotation.py): with
+ * Q_t = U_t ... U_1 and U_t = H_{n_h} ... H_1, H = 1 - 2 u u^T / |u|^2, writes Q_t^T q and Q_t^T k. */
+typedef struct kla_frames_params {
+  int64_t abi;     /* KLA_ABI_VERSION */
+  int64_t isa;     /* kla_isa */
+  int64_t threads; /* upper bound; results do not depend on it */
+  int64_t dtype;   /* KLA_FLOAT32 or KLA_FLOAT64: type of all arrays but the frame */
+  int64_t B, T, G, m, n_h;
+  int64_t R;                 /* rows: B, or the number of documents; each starts with Q = 1 */
+  kla_array q, k;            /* [B, T, G m] */
+  kla_array u_h;             /* [B, T, n_h G m] */
+  kla_array mask;            /* [B, T] bytes, data NULL when every token is real; others do not turn */
+  const int64_t* cu_seqlens; /* [R + 1] or NULL */
+  void *q_turned, *k_turned; /* [B, T, G m]; written by forward */
+  double* frame;             /* [R, G, m, m]: Q_T, written by forward, read by backward */
+} kla_frames_params;
+
+typedef struct kla_frames_grads {
+  kla_array dq_turned, dk_turned; /* [B, T, G m], data may be NULL */
+  const double* dframe;           /* [R, G, m, m], may be NULL */
+  void *dq, *dk, *du_h;           /* dense, like q, k, u_h */
+} kla_frames_grads;
+
+#define KLA_MAX_FRAME 32 /* largest m */
+
 #define KLA_EXPORT __attribute__((visibility("default")))
 
 KLA_EXPORT int kla_scan_forward(const kla_scan_params* params);
@@ -98,6 +123,8 @@ KLA_EXPORT int kla_scan_filter_map(const kla_scan_params* params, void* map);
 KLA_EXPORT int kla_scan_adjoint_map(const kla_scan_params* params, const kla_scan_grads* grads, void* map);
 KLA_EXPORT int kla_conv_forward(const kla_conv_params* params);
 KLA_EXPORT int kla_conv_backward(const kla_conv_params* params, const kla_conv_grads* grads);
+KLA_EXPORT int kla_frames_forward(const kla_frames_params* params);
+KLA_EXPORT int kla_frames_backward(const kla_frames_params* params, const kla_frames_grads* grads);
 KLA_EXPORT const char* kla_status_text(int status);
 KLA_EXPORT int64_t kla_abi_version(void);
 /* Bit i is set when kla_isa value i can run here. */

@@ -23,16 +23,36 @@ from torch import Tensor
 
 
 def reflections(u_h: Tensor) -> Tensor:
-    """The matrices 1 - 2 u u^T of unit vectors u, ``[..., m]`` -> ``[..., m, m]``."""
+    """The matrices 1 - 2 u u^T / |u|^2, ``[..., m]`` -> ``[..., m, m]``; 1 where u is 0."""
     one = torch.eye(u_h.shape[-1], dtype=u_h.dtype, device=u_h.device)
-    return one - 2.0 * u_h.unsqueeze(-1) * u_h.unsqueeze(-2)
+    return one - _strength(u_h).unsqueeze(-1) * u_h.unsqueeze(-1) * u_h.unsqueeze(-2)
+
+
+def reflect(u_h: Tensor, mean: Tensor) -> Tensor:
+    """A latent after the reflections of a token, the first one first; without any matrix.
+
+    Args:
+        u_h: directions, ``[..., n_h, G, m]``.
+        mean: what is turned, ``[..., G, m, D]``.
+    """
+    for u in u_h.unbind(-3):
+        along = torch.einsum("...gm,...gmd->...gd", u * _strength(u), mean)
+        mean = mean - u.unsqueeze(-1) * along.unsqueeze(-2)
+    return mean
+
+
+def _strength(u: Tensor) -> Tensor:
+    """2 / |u|^2, ``[..., 1]``; 0 where u is 0, and so is its gradient."""
+    length = u.square().sum(-1, keepdim=True)
+    some = length > 0
+    return torch.where(some, 2.0 / torch.where(some, length, 1.0), 0.0)
 
 
 def rotation(u_h: Tensor) -> Tensor:
     """The rotation of a token, its first reflection applied first.
 
     Args:
-        u_h: unit vectors, ``[..., n_h, m]``.
+        u_h: directions, of any length, ``[..., n_h, m]``.
 
     Returns:
         U = H_(n_h) ... H_1, orthogonal, ``[..., m, m]``; the identity without reflections.

@@ -11,6 +11,7 @@
 ``cpu``             the native engine: a loader around ``csrc/cpu``
 ``triton``          fused Triton kernels
 ``cuda``            fused CUDA kernels: a loader around ``csrc/cuda``
+``frames``          keys and queries in a frame that turns along with the latent
 ``linear_scan``     Mamba's selective scan, for the baselines
 ``raw``             tensors as addresses and strides, for engines behind a C interface
 ==================  =================================================================

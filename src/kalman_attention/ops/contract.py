@@ -185,6 +185,30 @@ class LinearScanGrads(NamedTuple):
     h_0: Belief
 
 
+class FrameInputs(NamedTuple):
+    """Keys and queries, and the reflections that turn the latent under them; one floating dtype.
+
+    Attributes:
+        q: queries, ``[B, T, N]``.
+        k: keys, ``[B, T, N]``.
+        u_h: directions of the reflections, of any length, ``[B, T, n_h, G, m]`` with N = G m.
+        mask: real tokens, ``[B, T]`` bool, or None; the others do not turn anything.
+        cu_seqlens: document borders, ``[R + 1]``, or None; then the batch is 1.
+    """
+
+    q: Keys
+    k: Keys
+    u_h: Tensor
+    mask: Mask | None
+    cu_seqlens: Tensor | None
+
+    @property
+    def frame_shape(self) -> tuple[int, int, int, int]:
+        """One frame per row and block, ``[R, G, m, m]``."""
+        B, _, _, G, m = self.u_h.shape
+        return (B if self.cu_seqlens is None else len(self.cu_seqlens) - 1, G, m, m)
+
+
 class EngineModule(Protocol):
     """The two functions of an engine."""
 

@@ -1,6 +1,7 @@
 // Compiled once per instruction set; KLA_ISA_NAMESPACE and KLA_VECTOR_BYTES come from the build.
 #include "kernels.h"
 
+#include "frames.h"
 #include "kalman.h"
 #include "linear.h"
 #include "segments.h"
@@ -82,7 +83,8 @@ int adjoint_map(const kla_scan_params& p, const kla_scan_grads& g, void* maps) {
 
 }  // namespace
 
-extern const Kernels kernels{forward, backward, filter_map, adjoint_map};
+extern const Kernels kernels{forward,        backward,          filter_map,
+                             adjoint_map,    frames_forward,    frames_backward};
 
 }  // namespace KLA_ISA_NAMESPACE
 }  // namespace kla

@@ -11,6 +11,8 @@ struct Kernels {
   int (*backward)(const kla_scan_params&, const kla_scan_grads&);
   int (*filter_map)(const kla_scan_params&, void*);
   int (*adjoint_map)(const kla_scan_params&, const kla_scan_grads&, void*);
+  int (*frames_forward)(const kla_frames_params&);
+  int (*frames_backward)(const kla_frames_params&, const kla_frames_grads&);
 };
 
 namespace baseline {

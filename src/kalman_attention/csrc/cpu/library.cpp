@@ -52,8 +52,16 @@ int check(const kla_scan_params* p) {
   return choose(p->isa) ? KLA_OK : KLA_ERROR_ISA;
 }
 
-template <class F>
-int guarded(const kla_scan_params* p, F run) {
+int check(const kla_frames_params* p) {
+  if (p == nullptr || p->abi != KLA_ABI_VERSION) return KLA_ERROR_ABI;
+  if (p->B < 0 || p->T < 0 || p->R < 0 || p->n_h < 0 || p->G < 1 || p->threads < 1) return KLA_ERROR_ARGUMENT;
+  if (p->m < 1 || p->m > KLA_MAX_FRAME) return KLA_ERROR_ARGUMENT;
+  if (p->dtype != KLA_FLOAT32 && p->dtype != KLA_FLOAT64) return KLA_ERROR_ARGUMENT;
+  return choose(p->isa) ? KLA_OK : KLA_ERROR_ISA;
+}
+
+template <class Params, class F>
+int guarded(const Params* p, F run) {
   if (const int status = check(p)) return status;
   try {
     return run(*choose(p->isa));
@@ -85,6 +93,16 @@ int kla_scan_adjoint_map(const kla_scan_params* params, const kla_scan_grads* gr
   return guarded(params, [&](const kla::Kernels& kernels) {
     return kernels.adjoint_map(*params, *grads, map);
   });
+}
+
+int kla_frames_forward(const kla_frames_params* params) {
+  return guarded(params, [&](const kla::Kernels& kernels) { return kernels.frames_forward(*params); });
+}
+
+int kla_frames_backward(const kla_frames_params* params, const kla_frames_grads* grads) {
+  if (grads == nullptr) return KLA_ERROR_ARGUMENT;
+  return guarded(params,
+                 [&](const kla::Kernels& kernels) { return kernels.frames_backward(*params, *grads); });
 }
 
 const char* kla_status_text(int status) {

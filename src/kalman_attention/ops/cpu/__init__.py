@@ -3,6 +3,8 @@
 from kalman_attention.ops.cpu.conv import can_convolve as can_convolve
 from kalman_attention.ops.cpu.conv import conv_backward as conv_backward
 from kalman_attention.ops.cpu.conv import conv_forward as conv_forward
+from kalman_attention.ops.cpu.frames import frames_backward as frames_backward
+from kalman_attention.ops.cpu.frames import frames_forward as frames_forward
 from kalman_attention.ops.cpu.library import info as info
 from kalman_attention.ops.cpu.library import why_not as why_not
 from kalman_attention.ops.cpu.linear import linear_backward as linear_backward

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 LIBRARY = Path(os.environ.get("KLA_CPU_LIBRARY") or Path(__file__).with_name("_kla_cpu.so"))
 """The shared library; the environment variable names another build, say one with sanitizers."""
 ISA = {"auto": 0, "baseline": 1, "avx2": 2, "avx512": 3}
@@ -121,6 +121,8 @@ def _open() -> tuple[ctypes.CDLL | None, str]:
     library.kla_status_text.argtypes = [ctypes.c_int]
     library.kla_conv_forward.argtypes = [ctypes.c_char_p]
     library.kla_conv_backward.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    library.kla_frames_forward.argtypes = [ctypes.c_char_p]
+    library.kla_frames_backward.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     library.kla_scan_forward.argtypes = [ctypes.c_char_p]
     library.kla_scan_backward.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     library.kla_scan_filter_map.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
