@@ -32,12 +32,15 @@ VARIANTS = {
     "biases": {"evidence_bias": True, "gate_bias": 1.0, "precision_rank": 3},
     "normed": {"readout_norm": True},
     "no convolution": {"conv_kernel": None},
+    "rotating": {"shared_slots": 2, "num_reflections": 2, "prior": "learned"},
+    "rotating, token steps": {"shared_slots": 4, "num_reflections": 1, "step_rank": 2},
+    "tracking": dataclasses.asdict(KLAConfig.tracking(d_model=D_MODEL, d_state=4)),
 }
 
 
 def make(seed=0, **options):
     torch.manual_seed(seed)
-    layer = KLA(KLAConfig(d_model=D_MODEL, **{"d_state": 4, **options}))
+    layer = KLA(KLAConfig(**{"d_model": D_MODEL, "d_state": 4, **options}))
     if layer.prior.mean_0 is not None:
         torch.nn.init.normal_(layer.prior.mean_0)
         torch.nn.init.normal_(layer.prior.log_variance_0)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from kalman_attention.nn.links import PrecisionLink, precision_range
 from kalman_attention.ops.engines import ENGINES, REFERENCE
@@ -20,6 +20,10 @@ class KLAConfig:
         d_inner: channels of the filter; None means d_model (the paper's expansion factor of 1).
         shared_slots: neighbouring slots that form a block with one decay, noise and variance; 1 is
             the paper's filter. Sharing costs less, and a block sees its part of a key as a whole.
+        num_reflections: reflections, chosen by the token, that turn every block of
+            ``shared_slots`` before the token is seen; 0 turns nothing. One is enough for parity,
+            two rotate in a plane, and as many as the block has slots reach every orthogonal
+            matrix. See docs/state_tracking.md, and ``KLAConfig.tracking`` for starts that learn it.
         conv_kernel: taps of the causal convolution; None for no convolution.
         value: where the filter's value comes from: ``"stream"``, the convolved stream itself (the
             form whose parameter counts match the paper's language models), or ``"project"``, a
@@ -65,6 +69,7 @@ class KLAConfig:
     d_state: int = 16
     d_inner: int | None = None
     shared_slots: int = 1
+    num_reflections: int = 0
     conv_kernel: int | None = 4
     value: Literal["stream", "project"] = "stream"
     precision_rank: int | None = None
@@ -109,8 +114,26 @@ class KLAConfig:
             raise ValueError(
                 f"shared_slots must divide d_state, got {self.shared_slots} and {self.d_state}."
             )
+        if self.num_reflections < 0 or (self.num_reflections and self.shared_slots == 1):
+            raise ValueError(
+                "num_reflections turn blocks of shared_slots: at least 0, and with shared_slots of "
+                f"2 or more, got {self.num_reflections} and {self.shared_slots}. A single slot "
+                "would change its sign at every token, whatever the token."
+            )
         _check_words(self)
         _check_starts(self)
+
+    @classmethod
+    def tracking(cls, **fields: Any) -> "KLAConfig":
+        """A layer that tracks states: its blocks turn, and it starts where it learns to turn them.
+
+        Tokens move the state and bring little evidence at first, nothing fades, there is something
+        to turn before the first token, the gate is open and there is no convolution.
+
+        Args:
+            **fields: ``d_model``, and every other option that is to differ.
+        """
+        return cls(**{**_TRACKING, **fields})
 
     @property
     def blocks(self) -> int:
@@ -130,6 +153,19 @@ class KLAConfig:
         return self.decay_rate, self.decay_rate
 
 
+_TRACKING: dict[str, Any] = {
+    "shared_slots": 4,
+    "num_reflections": 2,
+    "conv_kernel": None,
+    "precision_link": "softplus",
+    "initial_precision": 0.018,
+    "evidence_bias": True,
+    "prior": "learned",
+    "initial_mean": 1.0,
+    "dt_min": 1e-4,
+    "dt_max": 1e-3,
+    "gate_bias": 2.0,
+}
 _COUNTS = (
     "d_model",
     "d_state",

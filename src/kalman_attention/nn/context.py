@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kalman_attention._typing import Mask
 from kalman_attention.ops.contract import ScanOutput
+from kalman_attention.ops.frames import Turned
 
 
 class Context(Protocol):
@@ -31,5 +32,14 @@ class Context(Protocol):
 
         Its ``state`` is the belief before the whole sequence; the one that comes out is that after
         the piece.
+        """
+        ...
+
+    def frames(self, turned: Turned) -> Turned:
+        """Keys and queries in the frame of the whole sequence, from those of the piece alone.
+
+        Args:
+            turned: as if the piece were the whole sequence; the frame that comes out is the one
+                after the piece.
         """
         ...

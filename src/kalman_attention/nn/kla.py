@@ -6,6 +6,7 @@
     u = SiLU(conv(stream))                causal, kernel 4
     u -> value, precision, key, query     what the token says, and what it asks
     u -> step                             how much time it takes, if tokens choose (step_rank)
+    u -> reflections                      how it turns the latent (num_reflections)
     y = kla_scan(...)                     posterior mean (and variance) of the read-out
     out_proj((y + skip u) SiLU(gate))     -> [B, T, d_model]
 
@@ -31,6 +32,7 @@ from kalman_attention.nn.prior import LatentPrior, TokenSteps
 from kalman_attention.nn.readout import Evidence, Readout
 from kalman_attention.nn.short_conv import ShortConv
 from kalman_attention.ops.contract import ScanOutput
+from kalman_attention.ops.frames import into_frames, turn_belief
 from kalman_attention.ops.kla_scan import kla_scan, kla_step
 
 
@@ -98,7 +100,8 @@ class KLA(Mixer):
         d_model, D, N = config.d_model, config.width, config.d_state
         value = D if config.value == "project" else 0
         precision = D if config.precision_rank is None else config.precision_rank
-        self._split = [value, precision, config.step_rank or 0, 2 * N]
+        turns = config.num_reflections * N
+        self._split = [value, precision, config.step_rank or 0, 2 * N, turns]
         self.skip = None if config.skip is None else Skip(D, config.skip)
         self.in_proj = nn.Linear(d_model, 2 * D, bias=False)
         self.gate_bias = None if config.gate_bias is None else Bias(D, config.gate_bias)
@@ -207,25 +210,29 @@ class KLA(Mixer):
         return Readout(y, y_var, (u, gate), evidence, LayerState(window, belief))
 
     def evidence(self, u: Tensor, dt: Tensor | None = None) -> Evidence:
-        """Value, precision, key, query and step from the convolved stream ``[..., D]``.
+        """Value, precision, key, query, step and turn from the convolved stream ``[..., D]``.
 
         Args:
             u: the stream.
             dt: time before every token by the clock, ``[...]``; steps that tokens choose are
                 multiplied by it.
         """
-        value, raw, step, key_query = self.evidence_proj(u).split(self._split, -1)
+        config = self.config
+        value, raw, step, key_query, turn = self.evidence_proj(u).split(self._split, -1)
         if self.precision_up is not None:
             raw = self.precision_up(raw)
-        lam_v = value_precision(raw, self.config.precision_link, self.config.precision_floor)
-        key_query = key_query.unflatten(-1, (2, self.config.d_state))
-        if self.config.qk_norm:
+        lam_v = value_precision(raw, config.precision_link, config.precision_floor)
+        key_query = key_query.unflatten(-1, (2, config.d_state))
+        if config.qk_norm:
             key_query = l2_norm(key_query)
         k, q = key_query.unbind(-2)
         if self.step_up is not None and self.steps is not None:
             chosen = self.steps(self.step_up(step))
             dt = chosen if dt is None else chosen * dt.unsqueeze(-1)
-        return Evidence(q, k, u if self.config.value == "stream" else value, lam_v, dt)
+        u_h = None
+        if config.num_reflections:
+            u_h = turn.unflatten(-1, (config.num_reflections, config.blocks, config.shared_slots))
+        return Evidence(q, k, u if config.value == "stream" else value, lam_v, dt, u_h)
 
     def write(self, latent: Values, stream: Tensor, gate: Tensor) -> Tensor:
         """From a read-out to the layer's output: norm, skip, gate, output projection.
@@ -281,8 +288,13 @@ class KLA(Mixer):
         if belief is None and self.config.prior != "unit":  # which is the op's own
             belief = first
         scan: Callable[..., ScanOutput] = kla_scan if self.context is None else self.context.scan
-        return scan(
-            *evidence[:4],
+        q, k, turned = evidence.q, evidence.k, None
+        if evidence.u_h is not None:
+            turned = into_frames(q, k, evidence.u_h, mask=mask, cu_seqlens=cu_seqlens)
+            turned = turned if self.context is None else self.context.frames(turned)
+            q, k = turned.q, turned.k
+        found = scan(
+            *(q, k, evidence.v, evidence.lam_v),
             _match(a_bar, evidence.v),
             _match(p_bar, evidence.v),
             dt=evidence.dt,
@@ -292,6 +304,8 @@ class KLA(Mixer):
             return_variance=return_variance,
             engine=self.config.engine or "auto",
         )
+        # The belief is handed on about the latent itself: the next call starts a frame of its own.
+        return found if turned is None else found._replace(state=turned.out_of_frame(found.state))
 
     def _step(
         self,
@@ -307,11 +321,14 @@ class KLA(Mixer):
                 "init_state(batch_size). A sequence has a time axis: [B, T, d_model]."
             )
         a_bar, p_bar, _ = self.prior.cached()
+        belief = KLAState(*(_match(z, evidence.v) for z in belief))
+        if evidence.u_h is not None:
+            belief = turn_belief(belief, evidence.u_h, mask)
         return kla_step(
             *evidence[:4],
             _match(a_bar, evidence.v),
             _match(p_bar, evidence.v),
-            KLAState(*(_match(z, evidence.v) for z in belief)),
+            belief,
             dt=evidence.dt,
             mask=mask,
             return_variance=return_variance,
@@ -323,8 +340,8 @@ class KLA(Mixer):
 
     def extra_repr(self) -> str:
         """The options that shape the filter."""
-        names = ("shared_slots", "value", "precision_rank", "step_rank", "process_noise", "prior")
-        return ", ".join(f"{name}={getattr(self.config, name)}" for name in names)
+        names = "shared_slots num_reflections value precision_rank step_rank process_noise prior"
+        return ", ".join(f"{name}={getattr(self.config, name)}" for name in names.split())
 
 
 def _match(x: Tensor, tokens: Tensor) -> Tensor:

@@ -12,9 +12,16 @@ from kalman_attention.filtering.readout import sample_readout
 
 
 class Evidence(NamedTuple):
-    """What each token asks (q) and says (k, v, lam_v), and the time before it (dt, None for 1).
+    """What each token asks, says, and does to the latent before: the inputs of a scan.
 
-    These are the token inputs of ``kla_scan``.
+    Attributes:
+        q: query, ``[B, T, N]``.
+        k: key, likewise.
+        v: value, ``[B, T, D]``.
+        lam_v: its precision, likewise.
+        dt: time that passes before the token, ``[B, T]`` or ``[B, T, D]``; None for 1.
+        u_h: reflections by which it turns blocks of slots, ``[B, T, n_h, G, m]``; None for none.
+            Queries and keys are as the layer made them, not yet in the turning frame.
     """
 
     q: Keys
@@ -22,11 +29,11 @@ class Evidence(NamedTuple):
     v: Values
     lam_v: Precisions
     dt: Tensor | None = None
+    u_h: Tensor | None = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Evidence":
         """The same at other positions."""
-        q, k, v, lam_v = map(change, self[:4])
-        return Evidence(q, k, v, lam_v, None if self.dt is None else change(self.dt))
+        return Evidence(*(None if x is None else change(x) for x in self))  # type: ignore[arg-type]
 
 
 class Readout(NamedTuple):

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from kalman_attention._text import unknown
 from kalman_attention._typing import Keys, Mask
-from kalman_attention.filtering.rotation import into_frame, rotation
+from kalman_attention.filtering.moment import KLAState
+from kalman_attention.filtering.rotation import into_frame, reflect, rotation
 from kalman_attention.ops import checks
 from kalman_attention.ops.contract import FrameInputs
 from kalman_attention.ops.cpu import library
@@ -37,6 +38,27 @@ class Turned(NamedTuple):
     q: Keys
     k: Keys
     frame: Tensor
+
+    def out_of_frame(self, state: KLAState) -> KLAState:
+        """The belief about the latent itself, from that in the frame: mean Q mu, same variance."""
+        blocks = torch.unflatten(state.mean, 1, self.frame.shape[1:3])  # [R, G, m, D]
+        mean = (self.frame.to(blocks.dtype) @ blocks).flatten(1, 2)
+        return KLAState(mean, state.variance)
+
+
+def turn_belief(state: KLAState, u_h: Tensor, mask: Mask | None = None) -> KLAState:
+    """What one token does to a belief before it is seen: U mu, same variance.
+
+    Args:
+        state: ``[B, N, D]`` and ``[B, G, D]``.
+        u_h: reflections of the token, ``[B, n_h, G, m]``.
+        mask: ``[B]`` bool, False where a row has no token.
+    """
+    before = torch.unflatten(state.mean, 1, u_h.shape[2:])  # [B, G, m, D]
+    mean = reflect(u_h.to(before.dtype), before).flatten(1, 2)
+    if mask is not None:
+        mean = torch.where(mask[:, None, None], mean, state.mean)
+    return KLAState(mean, state.variance)
 
 
 def into_frames(

@@ -1,7 +1,7 @@
 r"""Context parallelism: one sequence, split over ranks, filtered as if it were whole.
 
 Every rank holds a contiguous piece of the sequence. Layers that work token by token notice nothing.
-A KLA layer reaches across pieces twice, each time by one exchange of fixed size:
+A KLA layer reaches across pieces at two or three points, each time by one exchange of fixed size:
 
 **The convolution** needs the last K - 1 tokens before the piece. Every rank offers its own last
 ones, and each puts together what precedes it; a piece may be shorter than that, or empty.
@@ -16,6 +16,9 @@ the other,
 
 and runs the ordinary fused scan from there. Only the belief that enters a piece comes from
 summaries.
+
+**Frames.** Where tokens turn the latent, the product of the turns of each piece is gathered, one
+small orthogonal matrix per block of slots, and keys and queries are turned by all before.
 
 **Backward.** With the beliefs known, gradients by the belief after piece i turn into gradients by
 the belief before it by an affine map,
@@ -41,12 +44,14 @@ from torch import Tensor, nn
 
 from kalman_attention._typing import Dynamics, Keys, Mask, Precisions, Values
 from kalman_attention.filtering.moment import KLAState
+from kalman_attention.filtering.rotation import into_frame
 from kalman_attention.filtering.segment import AdjointMap, FilterMap
 from kalman_attention.models.block import Block
 from kalman_attention.nn.kla import KLA
 from kalman_attention.ops.checks import check_scan
 from kalman_attention.ops.contract import ScanInputs, ScanOutput
 from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
+from kalman_attention.ops.frames import Turned
 from kalman_attention.ops.kla_scan import scan as scan_op
 from kalman_attention.ops.kla_scan import scan_backward
 from kalman_attention.parallel.exchange import Group, gather_with_gradient
@@ -88,6 +93,25 @@ class RankContext:
             moved = window.gather(1, (place + count).clamp(max=W - 1).expand_as(window))
             window = torch.where(place < W - count, moved, tail)
         return window
+
+    def frames(self, turned: Turned) -> Turned:
+        """Keys and queries in the frame of the whole sequence, from those of the piece alone.
+
+        With Q the product of the turns of all pieces before, the frame after token t is Q_t Q, so
+        keys and queries become Q^T (Q_t^T k).
+
+        Args:
+            turned: as if the piece were the whole sequence.
+        """
+        offered = gather_with_gradient(turned.frame, self.group)
+        one = torch.eye(turned.frame.shape[-1], dtype=offered.dtype, device=offered.device)
+        before = one.expand_as(turned.frame)
+        for i, frame in enumerate(offered):
+            # Later pieces turn nothing here: every rank takes part in the backward exchange.
+            earlier = torch.full((), i < self.group.rank, device=offered.device)
+            before = torch.where(earlier, frame, one) @ before
+        q, k = (_turned_by(before, x) for x in (turned.q, turned.k))
+        return Turned(q, k, turned.frame @ before)
 
     def scan(
         self,
@@ -197,6 +221,12 @@ class _Scan(torch.autograd.Function):
             found = [*found[:6], *map(torch.zeros_like, found[6:])]
         wanted = zip((*found, None, ddt, None), ctx.needs_input_grad, strict=True)
         return tuple(grad if needed else None for grad, needed in wanted)
+
+
+def _turned_by(Q: Tensor, k: Keys) -> Keys:
+    """Q^T k for keys ``[B, T, N]`` of a piece and one frame per row and block."""
+    blocks = torch.unflatten(k, -1, Q.shape[1:3])
+    return into_frame(Q.to(k.dtype).unsqueeze(1), blocks).flatten(2)
 
 
 def _inputs(tensors: Sequence[Any], how: _How) -> ScanInputs:

@@ -33,6 +33,7 @@ _KLA = {
     "d_state": "state_size",
     "d_inner": "inner_size",
     "shared_slots": "shared_slots",
+    "num_reflections": "num_reflections",
     "conv_kernel": "conv_kernel",
     "value": "value",
     "precision_rank": "precision_rank",
@@ -92,6 +93,7 @@ class KLAHFConfig(PreTrainedConfig):
         state_size: memory slots per channel (native: d_state).
         inner_size: channels of the filter; None means hidden_size.
         shared_slots: neighbouring slots that share decay, noise and variance.
+        num_reflections: reflections by which tokens turn such a block; 0 turns nothing.
         conv_kernel: taps of the causal convolution; None for no convolution.
         value: ``"stream"`` or ``"project"``; this and the options down to ``engine`` are those of
             ``kalman_attention.KLAConfig``.
@@ -149,6 +151,7 @@ class KLAHFConfig(PreTrainedConfig):
     state_size: int = 32
     inner_size: int | None = None
     shared_slots: int = 1
+    num_reflections: int = 0
     conv_kernel: int | None = 4
     value: Literal["stream", "project"] = "stream"
     precision_rank: int | None = None
