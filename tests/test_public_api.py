@@ -23,6 +23,8 @@ PUBLIC = [
     "KLA",
     "KLAConfig",
     "KLAState",
+    "LSTM",
+    "LSTMConfig",
     "LanguageModel",
     "LanguageModelConfig",
     "LayerOutput",

@@ -17,6 +17,8 @@ if _TYPE_CHECKING:
     from kalman_attention.baselines.gated_deltanet import GatedDeltaNetConfig as GatedDeltaNetConfig
     from kalman_attention.baselines.gla import GLA as GLA
     from kalman_attention.baselines.gla import GLAConfig as GLAConfig
+    from kalman_attention.baselines.lstm import LSTM as LSTM
+    from kalman_attention.baselines.lstm import LSTMConfig as LSTMConfig
     from kalman_attention.baselines.mamba import Mamba as Mamba
     from kalman_attention.baselines.mamba import MambaConfig as MambaConfig
     from kalman_attention.baselines.mlstm import MLSTM as MLSTM
@@ -74,6 +76,8 @@ _HOMES = {
     "GatedDeltaNetConfig": "baselines.gated_deltanet",
     "GLA": "baselines.gla",
     "GLAConfig": "baselines.gla",
+    "LSTM": "baselines.lstm",
+    "LSTMConfig": "baselines.lstm",
     "Mamba": "baselines.mamba",
     "MambaConfig": "baselines.mamba",
     "MLSTM": "baselines.mlstm",

@@ -1,4 +1,4 @@
-"""What holds for every mixer with a matrix as its state: it is a ``Mixer`` like any other."""
+"""What holds for every mixer with a recurrent state: it is a ``Mixer`` like any other."""
 
 import pytest
 import torch
@@ -6,8 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from kalman_attention.baselines.gated_deltanet import GatedDeltaNet, GatedDeltaNetConfig
+from kalman_attention.baselines.gated_deltanet import (
+    GatedDeltaNet,
+    GatedDeltaNetConfig,
+    delta_chunked,
+    delta_recurrence,
+)
 from kalman_attention.baselines.gla import GLA, GLAConfig
+from kalman_attention.baselines.lstm import LSTM, LSTMConfig
 from kalman_attention.baselines.mlstm import MLSTM, MLSTMConfig
 from kalman_attention.nn.norms import RMSNorm
 from kalman_attention.train.optim import group_names
@@ -16,15 +22,21 @@ D_MODEL = 16
 MIXERS = {
     "gla": lambda: GLA(GLAConfig(d_model=D_MODEL, num_heads=2)),
     "gated_deltanet": lambda: GatedDeltaNet(GatedDeltaNetConfig(d_model=D_MODEL, num_heads=2)),
+    "negative_eigenvalues": lambda: GatedDeltaNet(
+        GatedDeltaNetConfig(d_model=D_MODEL, num_heads=2, negative_eigenvalues=True)
+    ),
     "mlstm": lambda: MLSTM(MLSTMConfig(d_model=D_MODEL, num_heads=2)),
+    "lstm": lambda: LSTM(LSTMConfig(d_model=D_MODEL, d_inner=10)),
 }
 FLOAT32 = {
     "gla": ["decay_up.weight", "decay_up.bias"],
     "gated_deltanet": ["decay.A_log", "decay.dt_bias"],
+    "negative_eigenvalues": ["decay.A_log", "decay.dt_bias"],
     "mlstm": ["gates.weight", "gates.bias"],
 }
-STATE_SPACE = {"gla": [], "gated_deltanet": ["decay.A_log", "decay.dt_bias"], "mlstm": []}
+STATE_SPACE = {name: [p for p in own if p.startswith("decay.")] for name, own in FLOAT32.items()}
 every_mixer = pytest.mark.parametrize("name", MIXERS)
+every_matrix = pytest.mark.parametrize("name", [name for name in MIXERS if name != "lstm"])
 
 
 def make(name, dtype=torch.float64):
@@ -177,7 +189,7 @@ def test_short_types(name):
     assert short.step(x[:, 0].bfloat16(), found.state).y.dtype == torch.bfloat16
 
 
-@every_mixer
+@every_matrix
 def test_states_and_gates_stay_float32(name):
     layer = make(name, torch.bfloat16)
     kept = [key for key, p in layer.named_parameters() if p.dtype == torch.float32]
@@ -187,7 +199,7 @@ def test_states_and_gates_stay_float32(name):
     assert {z.dtype for z in recurrent} == {torch.float32}
 
 
-@every_mixer
+@every_matrix
 def test_autocast_leaves_the_recurrence_alone(name):
     layer, x = make(name, torch.float32), tokens(1, 40, dtype=torch.float32)
     expected = layer.mix(x)
@@ -198,7 +210,7 @@ def test_autocast_leaves_the_recurrence_alone(name):
     assert float(error) < 0.03 * float(expected.y.detach().square().mean().sqrt())
 
 
-@every_mixer
+@every_matrix
 def test_parameter_groups(name):
     groups = group_names(make(name))
     assert [key for key, group in groups.items() if group == "state_space"] == STATE_SPACE[name]
@@ -231,7 +243,7 @@ class Recaller(nn.Module):
         return self.head(self.norms[1](h))
 
 
-@every_mixer
+@every_matrix
 def test_learns_to_recall(name):
     # Four tokens with a key and a value each, then a key alone, whose value is the answer.
     torch.manual_seed(1)
@@ -250,3 +262,25 @@ def test_learns_to_recall(name):
         losses.append(float(loss.detach()))
     assert losses[0] > 1.2  # log 4 = 1.39 is chance
     assert sum(losses[-10:]) / 10 < 0.4
+
+
+def test_the_lstm_is_that_of_torch_and_starts_with_an_open_memory():
+    layer, x = make("lstm"), tokens(2, 9)
+    h, (_, cell) = layer.recurrence(x)
+    close(layer(x), h @ layer.out_proj.weight.T)
+    close(layer.mix(x).state.cell, cell[0])
+    assert layer.recurrence.bias_ih_l0.view(4, 10).mean(1).tolist() == [0.0, 1.0, 0.0, 0.0]
+
+
+def test_beta_beyond_one_turns_what_it_finds_over():
+    config = {"d_model": 4, "num_heads": 1, "expand_k": 0.5, "expand_v": 0.5}
+    k = torch.tensor([[[[1.0, 0.0]]]], dtype=torch.float64)
+    zero = torch.zeros(1, 1, 1, dtype=torch.float64)
+    memory = torch.tensor([[[[3.0, 4.0], [5.0, 6.0]]]], dtype=torch.float64)
+    for rule in (delta_recurrence, delta_chunked):
+        _, after = rule(k, k, torch.zeros_like(k), zero, zero + 2.0, memory)
+        close(after, memory * torch.tensor([-1.0, 1.0], dtype=torch.float64).unsqueeze(-1))
+    layers = [GatedDeltaNet(negative_eigenvalues=x, **config) for x in (False, True)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    x = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(0))
+    assert not torch.allclose(layers[0](x), layers[1](x))

@@ -5,7 +5,7 @@ import torch
 
 from kalman_attention.tasks.groups import GROUPS, compose, group
 
-ORDERS = {"a5": 60, "a4xz5": 60, "z60": 60, "s5": 120}
+ORDERS = {"z2": 2, "a5": 60, "a4xz5": 60, "z60": 60, "s5": 120}
 
 
 @pytest.mark.parametrize("name", GROUPS)
@@ -55,7 +55,13 @@ def derived(table, members):
 
 @pytest.mark.parametrize(
     ("name", "series"),
-    [("a5", [60, 60]), ("s5", [120, 60, 60]), ("a4xz5", [60, 4, 1]), ("z60", [60, 1])],
+    [
+        ("a5", [60, 60]),
+        ("s5", [120, 60, 60]),
+        ("a4xz5", [60, 4, 1]),
+        ("z60", [60, 1]),
+        ("z2", [2, 1]),
+    ],
 )
 def test_derived_series(name, series):
     table = group(name).table
@@ -66,10 +72,9 @@ def test_derived_series(name, series):
     assert sizes == series  # A5 is its own commutator subgroup: not solvable
 
 
-def test_only_z60_commutes():
-    assert [name for name in GROUPS if torch.equal(group(name).table, group(name).table.t())] == [
-        "z60"
-    ]
+def test_only_cyclic_groups_commute():
+    commute = [name for name in GROUPS if torch.equal(group(name).table, group(name).table.t())]
+    assert commute == ["z2", "z60"]
     everything = torch.arange(60)
     assert torch.equal(group("z60").table, (everything + everything.unsqueeze(1)) % 60)
 
@@ -81,5 +86,5 @@ def test_prefix_products():
 
 
 def test_unknown_group():
-    with pytest.raises(ValueError, match="Known: a5, a4xz5, z60, s5"):
+    with pytest.raises(ValueError, match="Known: z2, a5, a4xz5, z60, s5"):
         group("m11")

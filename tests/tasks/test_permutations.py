@@ -110,7 +110,7 @@ def test_fresh_batches():
 
 
 def test_bad_options():
-    with pytest.raises(ValueError, match=r"unknown group .d4.\. Known: a5"):
+    with pytest.raises(ValueError, match=r"unknown group .d4.\. Known: z2, a5"):
         Permutations(group="d4")
     with pytest.raises(ValueError, match=r"between 0 and 20.*Set test_size.*stream\(\)"):
         A5(test_size=20).generate("test", count=21)

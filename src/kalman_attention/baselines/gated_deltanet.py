@@ -1,6 +1,7 @@
 """Gated DeltaNet (Yang et al., arXiv:2412.06464): a decaying memory that corrects itself.
 
-Per head, with a decay alpha_t and a rate beta_t, both in (0, 1), and keys of length 1::
+Per head, with a decay alpha_t and a rate beta_t, both in (0, 1), and keys of length 1 (beta_t in
+(0, 2) with ``negative_eigenvalues``)::
 
     S_t = alpha_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T        [K, V]
     y_t = S_t^T q_t
@@ -47,12 +48,16 @@ class GatedDeltaNetConfig(HeadSizes):
         expand_k: width of all keys together, in units of d_model.
         expand_v: width of all values together, likewise.
         conv_kernel: taps of the convolution of q, k and v.
+        negative_eigenvalues: let beta reach from 0 to 2 instead of 1 (Grazzi et al.,
+            arXiv:2411.12537). Beyond 1 a token turns what it finds over instead of erasing it, and
+            a product of such reflections tracks states that decays cannot.
         norm_eps: of the output norm.
     """
 
     expand_k: float = 0.75
     expand_v: float = 1.5
     conv_kernel: int = 4
+    negative_eigenvalues: bool = False
     norm_eps: float = 1e-5
 
 
@@ -143,6 +148,8 @@ class GatedDeltaNet(MatrixMixer):
         q, k = l2_norm(q, eps=1e-3), l2_norm(k, eps=1e-3)
         log_alpha = self.decay(step)
         beta = rate.to(log_alpha.dtype).sigmoid()
+        if c.negative_eigenvalues:
+            beta = 2.0 * beta
         if mask is not None:
             blank = ~mask.unsqueeze(-1)
             log_alpha, beta = log_alpha.masked_fill(blank, 0.0), beta.masked_fill(blank, 0.0)
@@ -163,7 +170,7 @@ def delta_recurrence(
         k: keys, likewise, of length at most 1.
         v: values, ``[B, T, H, V]``.
         log_alpha: logarithm of the decays, at most 0, ``[B, T, H]``.
-        beta: rates between 0 and 1, ``[B, T, H]``; 0 writes nothing.
+        beta: rates between 0 and 2, ``[B, T, H]``; 0 writes nothing.
         state: ``[B, H, K, V]``.
 
     Returns:

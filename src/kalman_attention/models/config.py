@@ -10,6 +10,7 @@ from kalman_attention._reading import from_dict
 from kalman_attention.baselines.attention import AttentionConfig
 from kalman_attention.baselines.gated_deltanet import GatedDeltaNetConfig
 from kalman_attention.baselines.gla import GLAConfig
+from kalman_attention.baselines.lstm import LSTMConfig
 from kalman_attention.baselines.mamba import MambaConfig
 from kalman_attention.baselines.mlstm import MLSTMConfig
 from kalman_attention.models.mixers import MIXERS
@@ -32,6 +33,7 @@ class LanguageModelConfig:
         gla: options of the gated linear attention mixers; likewise.
         gated_deltanet: options of the Gated DeltaNet mixers; likewise.
         mlstm: options of the mLSTM mixers; likewise.
+        lstm: options of the LSTM mixers; likewise.
         others: options of mixers that ``register_mixer`` has added, by name; likewise.
         mlp: channel mixer after each mixer: ``"none"`` (KLA's gate is one already), ``"swiglu"``
             or ``"relu2"``.
@@ -60,6 +62,7 @@ class LanguageModelConfig:
     gla: GLAConfig | None = None
     gated_deltanet: GatedDeltaNetConfig | None = None
     mlstm: MLSTMConfig | None = None
+    lstm: LSTMConfig | None = None
     others: dict[str, Any] | None = None
     mlp: Literal["none", "swiglu", "relu2"] = "none"
     mlp_width: int | None = None

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from kalman_attention.baselines.attention import Attention, AttentionConfig
 from kalman_attention.baselines.gated_deltanet import GatedDeltaNet, GatedDeltaNetConfig
 from kalman_attention.baselines.gla import GLA, GLAConfig
+from kalman_attention.baselines.lstm import LSTM, LSTMConfig
 from kalman_attention.baselines.mamba import Mamba, MambaConfig
 from kalman_attention.baselines.mlstm import MLSTM, MLSTMConfig
 from kalman_attention.nn.config import KLAConfig
@@ -35,6 +36,7 @@ MIXERS = {
     "gla": MixerKind(GLAConfig, GLA),
     "gated_deltanet": MixerKind(GatedDeltaNetConfig, GatedDeltaNet),
     "mlstm": MixerKind(MLSTMConfig, MLSTM),
+    "lstm": MixerKind(LSTMConfig, LSTM),
 }
 """Mixers by the word that a plan uses."""
 

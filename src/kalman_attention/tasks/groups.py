@@ -75,6 +75,7 @@ def _inversions(p: Permutation) -> int:
 
 
 _BUILD: dict[str, Callable[[], list[Permutation]]] = {
+    "z2": lambda: cyclic(2),
     "a5": lambda: alternating(5),
     "a4xz5": lambda: direct_product(alternating(4), cyclic(5)),
     "z60": lambda: cyclic(60),
@@ -89,7 +90,7 @@ def group(name: str) -> Group:
     """A group by name.
 
     A5 has 60 elements and is not solvable; A4 x Z5, solvable, and Z60, commutative, have 60 too;
-    S5 has 120 and holds A5.
+    S5 has 120 and holds A5. Z2 is parity.
     """
     if name not in _BUILD:
         raise ValueError(unknown("group", name, GROUPS))

@@ -41,7 +41,7 @@ class Permutations(Task):
     """Running products in a finite group.
 
     Attributes:
-        group: ``"a5"``, ``"a4xz5"``, ``"z60"`` or ``"s5"``.
+        group: ``"z2"``, ``"z60"``, ``"a4xz5"``, ``"a5"`` or ``"s5"``.
         seq_len: elements to multiply.
         bos: begin inputs and targets with BOS, which is scored like any other target.
         pairs: add all problems of length two to the training set, padded, if the others are longer.
@@ -201,6 +201,13 @@ def _without_repeats(rows: Tensor, base: int) -> Tensor:
 @dataclass(frozen=True, kw_only=True)
 class A5(Permutations):
     """``Permutations`` in A5: not solvable, the hard one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parity(Permutations):
+    """``Permutations`` in Z2: whether the ones so far are odd in number."""
+
+    group: str = "z2"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from kalman_attention.tasks.mad.noisy_recall import NoisyRecall
 from kalman_attention.tasks.mad.recall import Recall
 from kalman_attention.tasks.mad.selective_copying import SelectiveCopying
 from kalman_attention.tasks.mqar import MQAR, ZoologyMQAR
-from kalman_attention.tasks.permutations import A5, S5, Z60, A4xZ5
+from kalman_attention.tasks.permutations import A5, S5, Z60, A4xZ5, Parity
 from kalman_attention.tasks.task import Task
 
 TASKS: dict[str, type[Task]] = {
@@ -22,6 +22,7 @@ TASKS: dict[str, type[Task]] = {
     "memorization": Memorization,
     "mqar": MQAR,
     "mqar_zoology": ZoologyMQAR,
+    "parity": Parity,
     "a5": A5,
     "a4xz5": A4xZ5,
     "z60": Z60,

@@ -1,0 +1,126 @@
+"""The LSTM (Hochreiter and Schmidhuber, 1997) as a mixer: the upper reference of state tracking.
+
+::
+
+    i, f, o = sigmoid(W x + U h)      c' = f c + i tanh(W x + U h)      h' = o tanh(c')
+
+Its state goes through a nonlinearity at every token, which is why it can count and permute, and
+why no scan computes it: time is walked one token after the other.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from kalman_attention._typing import Mask
+from kalman_attention.baselines.matrix_mixer import MatrixMixer
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSTMConfig:
+    """Options of the LSTM mixer.
+
+    Attributes:
+        d_model: width of input and output.
+        d_inner: hidden units; None means d_model.
+        forget_bias: initial bias of the forget gate: 1 lets it remember at first.
+    """
+
+    d_model: int
+    d_inner: int | None = None
+    forget_bias: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "d_inner"):
+            given = getattr(self, name)
+            if given is not None and given < 1:
+                raise ValueError(f"{name} must be at least 1, got {given}.")
+
+    @property
+    def width(self) -> int:
+        """Hidden units."""
+        return self.d_model if self.d_inner is None else self.d_inner
+
+
+class LSTMState(NamedTuple):
+    """What the layer carries from one call to the next.
+
+    Attributes:
+        hidden: the output h of the last token, ``[R, D]``.
+        cell: the memory c, ``[R, D]``.
+    """
+
+    hidden: Tensor
+    cell: Tensor
+
+
+class Recurrence(nn.LSTM):
+    """torch's LSTM with one layer, the start of the forget gate, and rows first.
+
+    Args:
+        config: options of the mixer.
+    """
+
+    def __init__(self, config: LSTMConfig) -> None:
+        self.config = config
+        super().__init__(config.d_model, config.width, batch_first=True)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """As ``nn.LSTM``, but for the biases: 0, and ``forget_bias`` for the forget gate."""
+        super().reset_parameters()
+        first, second = (getattr(self, name) for name in ("bias_ih_l0", "bias_hh_l0"))
+        if first.is_meta:
+            return  # nothing to start, and torch would import its compiler for it
+        first.zero_()
+        second.zero_()
+        # torch's order is input, forget, cell, output.
+        first[self.config.width : 2 * self.config.width] = self.config.forget_bias
+
+
+class LSTM(MatrixMixer):
+    """An LSTM with an output projection, with the interface of ``nn.KLA``.
+
+    Args:
+        config: options.
+        **fields: the same by name, as in ``LSTM(d_model=64)``.
+    """
+
+    options: ClassVar[type[Any]] = LSTMConfig
+    config: LSTMConfig
+
+    def __init__(self, config: LSTMConfig | None = None, **fields: Any) -> None:
+        super().__init__(config, **fields)
+        self.recurrence = Recurrence(self.config)
+        self.out_proj = nn.Linear(self.config.width, self.config.d_model, bias=False)
+
+    def init_state(
+        self, batch_size: int, *, capacity: int = 0, like: Tensor | None = None
+    ) -> LSTMState:
+        """Zeros; the size does not depend on ``capacity``."""
+        like = self._like(like)
+        return LSTMState(*(like.new_zeros(batch_size, self.config.width) for _ in range(2)))
+
+    def _mix(
+        self, x: Tensor, state: LSTMState, mask: Mask | None, *, parallel: bool
+    ) -> tuple[Tensor, LSTMState]:
+        state = LSTMState(*(z.to(x.dtype) for z in state))
+        if x.shape[1] == 0:
+            return self.out_proj(x.new_zeros(len(x), 0, self.config.width)), state
+        if mask is None:
+            h, state = self._run(x, state)
+            return self.out_proj(h), state
+        rows = []
+        for t in range(x.shape[1]):
+            h, after = self._run(x[:, t : t + 1], state)
+            real = mask[:, t].unsqueeze(-1)
+            pairs = zip(after, state, strict=True)
+            state = LSTMState(*(torch.where(real, new, old) for new, old in pairs))
+            rows.append(h)
+        return self.out_proj(torch.cat(rows, 1)), state
+
+    def _run(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
+        h, last = self.recurrence(x, tuple(z.unsqueeze(0).contiguous() for z in state))
+        return h, LSTMState(*(z.squeeze(0) for z in last))
