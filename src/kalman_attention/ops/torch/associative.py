@@ -12,12 +12,10 @@ from torch import Tensor
 from kalman_attention.filtering import moment
 from kalman_attention.filtering.blocks import block_evidence, from_blocks, read_blocks
 from kalman_attention.filtering.moment import KLAState
-from kalman_attention.filtering.segment import FilterMap
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs, ScanResult
 from kalman_attention.ops.torch import reverse
-from kalman_attention.ops.torch.prefix_scan import prefix_scan
 from kalman_attention.ops.torch.rows import Rows, to_rows
-from kalman_attention.ops.torch.segments import chunk_filters
+from kalman_attention.ops.torch.segments import chunk_filters, chunk_starts
 
 
 def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanResult:
@@ -46,19 +44,6 @@ def backward(
 ) -> ScanGrads:
     """Exact gradients by the reverse recursion, chunk-parallel like the forward pass."""
     return reverse.backward(inputs, checkpoints, dy, dy_var, dmean, dvariance)
-
-
-def chunk_starts(maps: FilterMap, state_0: KLAState) -> KLAState:
-    """Belief before every chunk, ``[R, C, G, m, D]``, from the maps of the chunks before it."""
-    mean_0, variance_0 = (x.unsqueeze(1) for x in state_0)
-    if maps.gain.shape[1] < 2:
-        return KLAState(mean_0.expand_as(maps.mu), variance_0.expand_as(maps.s))
-    before = FilterMap(*(x[:, :-1] for x in maps))
-    reached = prefix_scan(FilterMap.compose, before).apply(KLAState(mean_0, variance_0))
-    return KLAState(
-        mean=torch.cat([mean_0, reached.mean], dim=1),
-        variance=torch.cat([variance_0, reached.variance], dim=1),
-    )
 
 
 def _replay(

@@ -29,11 +29,10 @@ from kalman_attention.filtering.blocks import from_blocks, to_blocks
 from kalman_attention.filtering.gaps import transition_adjoint
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs, ScanResult
-from kalman_attention.ops.torch.associative import chunk_starts
 from kalman_attention.ops.torch.prefix_scan import prefix_scan
 from kalman_attention.ops.torch.replay import replay
 from kalman_attention.ops.torch.rows import Rows, to_rows
-from kalman_attention.ops.torch.segments import chunk_filters
+from kalman_attention.ops.torch.segments import chunk_filters, chunk_starts
 
 SPAN = 16
 """Tokens that meet one by one; a divisor of ``CHUNK``."""

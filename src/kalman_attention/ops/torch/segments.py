@@ -15,6 +15,7 @@ from kalman_attention.filtering.blocks import block_evidence
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.segment import AdjointMap, FilterMap
 from kalman_attention.ops.contract import CHUNK, ScanInputs
+from kalman_attention.ops.torch.prefix_scan import prefix_scan
 from kalman_attention.ops.torch.replay import Adjoint, Step, replay, sources
 from kalman_attention.ops.torch.rows import Rows, to_rows
 
@@ -68,6 +69,19 @@ def chunk_filters(rows: Rows) -> FilterMap:
         phi, b = block_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
         total = _where(rows.real[:, :, t], total.then(*rows.dynamics(t), phi, b), total)
     return total
+
+
+def chunk_starts(maps: FilterMap, state_0: KLAState) -> KLAState:
+    """Belief before every chunk, ``[R, C, G, m, D]``, from the maps of the chunks before it."""
+    mean_0, variance_0 = (x.unsqueeze(1) for x in state_0)
+    if maps.gain.shape[1] < 2:
+        return KLAState(mean_0.expand_as(maps.mu), variance_0.expand_as(maps.s))
+    before = FilterMap(*(x[:, :-1] for x in maps))
+    reached = prefix_scan(FilterMap.compose, before).apply(KLAState(mean_0, variance_0))
+    return KLAState(
+        mean=torch.cat([mean_0, reached.mean], dim=1),
+        variance=torch.cat([variance_0, reached.variance], dim=1),
+    )
 
 
 def chunk_adjoints(steps: Iterable[Step], added: Iterable[Adjoint], starts: KLAState) -> AdjointMap:
