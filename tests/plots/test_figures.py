@@ -71,3 +71,18 @@ def test_scale_out(tmp_path):
     assert len(above.lines) == 3
     assert below.lines[0].get_ydata().tolist() == [1e-8, 0.5]
     figure.savefig(tmp_path / "a.png")
+
+
+def test_state_tracking(tmp_path):
+    from kalman_attention.plots.state_tracking import plot_accuracy_over_length, plot_fewest_blocks
+
+    panels = {"a5": {"kla": [1.0, 0.5], "mamba": [0.2, None]}, "parity": {"kla": [None, None]}}
+    figure = plot_accuracy_over_length([20, 64], panels, trained=20)
+    first, second = figure.axes
+    assert first.lines[0].get_ydata() == pytest.approx([100.0, 50.0])
+    assert len(first.lines) == 3  # two models and the mark
+    assert len(second.lines) == 1
+    figure.savefig(tmp_path / "a.png")
+    (axes,) = plot_fewest_blocks([20, 64], {"kla": [1, None]}, deepest=2).axes
+    assert [round(y) for y in axes.lines[0].get_ydata()] == [1, 3]
+    assert axes.get_yticklabels()[-1].get_text() == "> 2"

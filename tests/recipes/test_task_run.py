@@ -1,4 +1,5 @@
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -36,6 +37,8 @@ def smoke(experiment: str, labels: str) -> list:
         ("ou-depth", "none/2blocks"),
         ("mqar", "gated_deltanet/d64"),
         ("a5", "attention/length4"),
+        ("state-tracking", "rotating-kla"),
+        ("state-tracking", "mamba/parity"),
     ],
 )
 def test_a_cell_trains_and_ends_in_the_table(tmp_path, experiment, labels):
@@ -54,7 +57,10 @@ def test_a_cell_trains_and_ends_in_the_table(tmp_path, experiment, labels):
     )
     shown = "validation" if experiment == "mad-rates" else "metrics"
     accuracy = 100 * result[shown]["accuracy"]
-    assert f"{accuracy:.1f}" in text or f"{accuracy:.0f} /" in text
+    if result["lengths"]:  # what is asked in the end is shown, not what was watched
+        assert f"{100 * result['lengths']['8']['accuracy']:.0f}" in text
+    else:
+        assert f"{accuracy:.1f}" in text or f"{accuracy:.0f} /" in text
 
 
 def test_the_ablation_changes_nothing_but_the_noise():
@@ -132,3 +138,18 @@ def test_looking_into_a_trained_model(tmp_path):
         torch.testing.assert_close(found, expected[0, 0])
         assert torch.equal(found, found.tril())
         assert found.shape == (T, T)
+
+
+def test_lengths_grow_in_training_and_others_are_asked_in_the_end(tmp_path):
+    (cell,) = smoke("state-tracking", "rotating-kla")
+    run = dataclasses.replace(cell.run, grow_below=100.0)
+    found = run.execute(tmp_path, show=False)
+    assert set(found["lengths"]) == {"8", "16"}
+    stored = json.loads((tmp_path / "last" / "checkpoint.json").read_text())
+    assert (
+        stored["state"]["batches"]["length"] == 6
+    )  # from 2, one longer after each of four updates
+    asked = [0.0 <= m["token_accuracy"] <= 1.0 for m in found["lengths"].values()]
+    assert asked == [True, True]
+    with pytest.raises(ValueError, match="fresh=True"):
+        dataclasses.replace(cell.run, fresh=False)

@@ -1,11 +1,13 @@
 """Batches: every example once per epoch, and an exact cursor."""
 
+import json
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kalman_attention.train.data import StreamBatches, TensorBatches
+from kalman_attention.train.data import GrowingBatches, StreamBatches, TensorBatches
 from kalman_attention.train.seeds import derive_seed
 
 
@@ -64,6 +66,40 @@ def test_a_stream_is_a_function_of_its_position():
     other.load_state_dict({"position": 4, "seed": 3})
     assert next(other).tolist() == drawn[4]
     assert stream.batch(0).tolist() == drawn[0]
+
+
+def growing(**options):
+    def make(length, generator):
+        return torch.randint(1000, (2, length), generator=generator)
+
+    return GrowingBatches(make, **{"seed": 3, "start": 2, "end": 4, "below": 0.5, **options})
+
+
+def test_batches_grow_as_the_loss_falls_and_go_on_where_they_were():
+    losses = iter([1.0, 0.4, 0.6, 0.1, 0.1, 0.1])
+
+    def loss(model, batch, generator):
+        return torch.tensor(next(losses)), {}
+
+    batches = growing()
+    watched = batches.watching(loss)
+    lengths, states, drawn = [], [], []
+    for _ in range(6):
+        states.append(batches.state_dict())
+        drawn.append(next(batches))
+        lengths.append(drawn[-1].shape[1])
+        watched(None, None, None)
+    assert lengths == [2, 2, 3, 3, 4, 4]
+    for state, batch in zip(states, drawn, strict=True):
+        other = growing()
+        other.load_state_dict(json.loads(json.dumps(state)))
+        assert torch.equal(next(other), batch)
+    kept = growing(end=9)
+    with pytest.raises(ValueError, match="belongs to other batches"):
+        kept.load_state_dict(states[-1])
+    assert kept.length == 2
+    with pytest.raises(ValueError, match="start <= end"):
+        growing(start=5)
 
 
 def test_bad_batches():

@@ -9,6 +9,7 @@ import torch
 from kalman_attention.cli.bench import scan
 from kalman_attention.cli.verbs.bench import LENGTHS
 from kalman_attention.recipes import inspection
+from kalman_attention.recipes import state_tracking as tracking
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.experiment import Experiment, Scale
 
@@ -32,6 +33,34 @@ def curves(experiment: Experiment, results: Sequence[dict[str, Any]], folder: Pa
         return []
     figure = plot_learning_curves(panels, ylabel=experiment.metric.replace("_", " "))
     return save_figure(figure, folder / "learning_curves.png")
+
+
+def state_tracking(results: Sequence[dict[str, Any]], scale: Scale, folder: Path) -> list[Path]:
+    """Accuracy over length, and fewest blocks over length (beside ``fig:a5-min-layers``)."""
+    try:
+        from kalman_attention.plots import state_tracking as plots
+        from kalman_attention.plots.files import save_figure
+    except ModuleNotFoundError:
+        return []
+    setting = tracking.SCALES[scale]
+    lengths, depth = setting.test_lens, min(setting.depths)
+    panels = {
+        f"{task}, one block": {
+            name: [tracking.median(results, name, task, depth, length) for length in lengths]
+            for name in setting.models
+        }
+        for task in setting.tasks
+    }
+    over = plots.plot_accuracy_over_length(lengths, panels, setting.seq_len)
+    paths = save_figure(over, folder / "accuracy_over_length.png")
+    task = "a5" if "a5" in setting.tasks else setting.tasks[0]
+    there = [name for name in setting.models if tracking.accuracies(results, name, task, depth)]
+    fewest = {
+        name: [tracking.fewest_blocks(results, setting, name, task, length) for length in lengths]
+        for name in there
+    }
+    blocks = plots.plot_fewest_blocks(lengths, fewest, max(setting.depths))
+    return paths + save_figure(blocks, folder / "fewest_blocks.png")
 
 
 def variance(results: Results, scale: Scale) -> list[Path]:

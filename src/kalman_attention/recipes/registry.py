@@ -15,6 +15,7 @@ EXPERIMENTS = {
     "mqar": "recall of many pairs over long contexts, over width",
     "text-ladder": "options of the KLA layer on text, at equal size (needs --shards)",
     "a5": "products in the group A5: the fewest blocks that solve each length",
+    "state-tracking": "words of groups, trained at length 20 and asked at up to 1,024",
 }
 """Experiments in the order of the paper, and what each is."""
 

@@ -1,5 +1,6 @@
 """Training one model on one synthetic task: what most cells do."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from kalman_attention.tasks.permutations import Permutations
 from kalman_attention.tasks.registry import make_task
 from kalman_attention.tasks.task import IGNORE, Sequences, Task
 from kalman_attention.train.config import TrainConfig
-from kalman_attention.train.data import Batches, StreamBatches, TensorBatches
+from kalman_attention.train.data import Batches, GrowingBatches, StreamBatches, TensorBatches
 from kalman_attention.train.loop import fit
 from kalman_attention.train.objective import Evaluate, token_loss
 from kalman_attention.train.snapshot import load_weights
@@ -70,6 +71,11 @@ class TaskRun:
         validation_size: sequences, other than those of training and test, that say when to stop
             and which weights are best; the test set is then looked at once, with those. None
             lets the test set say it, as in MAD-Lab.
+        start_len: begin with sequences of this length and make them one longer whenever the loss
+            of a batch falls below ``grow_below``, up to ``seq_len`` of the task; needs ``fresh``.
+            None trains at full length throughout.
+        grow_below: see there.
+        test_lens: lengths at which the model is also asked in the end, with sequences of their own.
     """
 
     task: str
@@ -81,6 +87,13 @@ class TaskRun:
     num_samples: int = 10
     fresh: bool = False
     validation_size: int | None = None
+    start_len: int | None = None
+    grow_below: float = 0.3
+    test_lens: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.start_len is not None and not self.fresh:
+            raise ValueError("start_len lets fresh sequences grow: set fresh=True.")
 
     @property
     def updates(self) -> int:
@@ -106,10 +119,12 @@ class TaskRun:
         """Train, or go on training; see ``cell.Run``."""
         task, model = self.make_task(), self.make_model()
         test, watched = self._test_and_watched(task)
+        batches = self._batches(task)
+        loss = token_loss(self.loss, num_samples=self.num_samples, ignore_index=IGNORE)
         result = fit(
             model,
-            self._batches(task),
-            token_loss(self.loss, num_samples=self.num_samples, ignore_index=IGNORE),
+            batches,
+            batches.watching(loss) if isinstance(batches, GrowingBatches) else loss,
             self.training,
             folder=folder,
             evaluate=self._evaluation(task, watched),
@@ -131,6 +146,7 @@ class TaskRun:
             "parameters": model.num_parameters(),
             "curve": curve,
             "positions": self._positions(model, task, test),
+            "lengths": self._lengths(model, task),
         }
 
     def _test_and_watched(self, task: Task) -> tuple[Sequences, Sequences]:
@@ -160,12 +176,32 @@ class TaskRun:
             metric.update(predicted_tokens(model, inputs), targets)
         return metric.positions()
 
+    @torch.no_grad()
+    def _lengths(self, model: Model, task: Task) -> dict[str, Mapping[str, float]]:
+        """What the model reaches at other lengths, by length."""
+        found = {}
+        for length in self.test_lens:
+            other = dataclasses.replace(task, seq_len=length)
+            asked = next(other.stream(task.size("test"), split="test", seed=self.training.seed))
+            found[str(length)] = self._evaluation(other, asked)(model)
+        return found
+
     def _test_batches(self, test: Sequences) -> Iterator[tuple[Tensor, Tensor]]:
         for start in range(0, len(test.inputs), self.batch_size):
             yield tuple(z[start : start + self.batch_size] for z in test)  # type: ignore[misc]
 
     def _batches(self, task: Task) -> Batches:
         seed = self.training.seed
+        if self.start_len is not None:
+            return GrowingBatches(
+                lambda length, g: dataclasses.replace(task, seq_len=length).sample(
+                    self.batch_size, g
+                ),
+                seed,
+                start=self.start_len,
+                end=task.seq_len,
+                below=self.grow_below,
+            )
         if self.fresh:
             return StreamBatches(lambda g: task.sample(self.batch_size, g), seed)
         return TensorBatches(task.generate("train", seed=seed), self.batch_size, seed)

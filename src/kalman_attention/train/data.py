@@ -6,8 +6,9 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from kalman_attention.train.objective import Loss
 from kalman_attention.train.seeds import derive_seed
 
 
@@ -138,3 +139,64 @@ class StreamBatches(_Cursor):
     def batch(self, index: int) -> Any:
         """Batch number ``index``, counted from 0."""
         return self.make(self._generator.manual_seed(derive_seed(self.seed, "batch", index)))
+
+
+class GrowingBatches(_Cursor):
+    """Fresh sequences that get longer as they are learned: a curriculum.
+
+    The first batches have the length ``start``. Whenever the loss of a batch falls below ``below``,
+    the next is one longer, up to ``end``. What the loss was is part of the cursor, so a run that
+    goes on after a kill sees the same batches.
+
+    Args:
+        make: builds a batch of sequences of a length, with a CPU generator as in ``StreamBatches``.
+        seed: of all batches.
+        start: first length.
+        end: last length.
+        below: loss that is low enough to go on.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int, torch.Generator], Any],
+        seed: int = 0,
+        *,
+        start: int,
+        end: int,
+        below: float,
+    ) -> None:
+        super().__init__(seed)
+        if not 1 <= start <= end:
+            raise ValueError(f"1 <= start <= end must hold, got {start} and {end}.")
+        self.make, self.length, self.end, self.below = make, start, end, below
+        self._generator = torch.Generator()
+
+    def batch(self, index: int) -> Any:
+        """Batch number ``index``, counted from 0, at the length that has been reached."""
+        seeded = self._generator.manual_seed(derive_seed(self.seed, "batch", index))
+        return self.make(self.length, seeded)
+
+    def watching(self, loss: Loss) -> Loss:
+        """The same loss; these batches grow as it falls."""
+
+        def watched(model: nn.Module, batch: Any, generator: torch.Generator) -> Any:
+            found = loss(model, batch, generator)
+            value = found[0] if isinstance(found, tuple) else found
+            self.length += value.item() < self.below and self.length < self.end
+            return found
+
+        return watched
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position and length, and what the batches depend on."""
+        fixed = {"end": self.end, "below": self.below}
+        return {**super().state_dict(), **fixed, "length": self.length}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken, if these are the same batches."""
+        length, self.length = self.length, state["length"]
+        try:
+            super().load_state_dict(state)
+        except ValueError:
+            self.length = length
+            raise

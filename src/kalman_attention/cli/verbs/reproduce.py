@@ -104,7 +104,10 @@ def show(experiment: Experiment, scale: Scale, results: Results, cells: Sequence
     folder.mkdir(parents=True, exist_ok=True)
     text = "\n".join(markdown(table) for table in tables)
     (folder / "tables.md").write_text(text, encoding="utf-8")
-    for path in figures.curves(experiment, there, folder):
+    drawn = figures.curves(experiment, there, folder)
+    if experiment.name == "state-tracking":
+        drawn += figures.state_tracking(there, scale, folder)
+    for path in drawn:
         print(path)
 
 
