@@ -1,5 +1,6 @@
 """Causal softmax attention: rotary positions and QK-norm on request, KV cache."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,6 +29,9 @@ class AttentionConfig:
     num_heads: int | None = None
     qk_norm: bool = True
     rotary_base: float | None = 10_000.0
+
+    # Tools for transformers ask every module named Attention; there the model's config says it.
+    _attn_implementation: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if self.heads < 1 or self.d_model % self.heads:
@@ -63,13 +67,52 @@ class AttentionState(NamedTuple):
         seen: tokens seen so far per row, ``[R]``.
         length: filled places. Below the capacity the next tokens are written in place: an explicit
             decode cache, made by ``init_state(..., capacity=n)``. Otherwise every call copies.
+            As a tensor of no axes, for compiled decoding, nothing depends on its value but masks:
+            ``real`` is then ``[R, capacity]``, and everything is written in place.
     """
 
     keys: Tensor
     values: Tensor
     real: Tensor | None
     seen: Tensor
-    length: int
+    length: int | Tensor
+
+
+class Attend(nn.Module):
+    """Softmax attention of queries over keys: a module, so that a hook can see the weights.
+
+    Attributes:
+        fused: by torch's fused kernel, which keeps no weights; otherwise step by step.
+    """
+
+    fused: bool = True
+
+    def forward(
+        self, q: Tensor, keys: Tensor, values: Tensor, allowed: Tensor | None, causal: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Read the values.
+
+        Args:
+            q: queries, ``[B, H, T, head_dim]``.
+            keys: ``[B, H, S, head_dim]``.
+            values: likewise.
+            allowed: where a query may look, ``[..., T, S]`` bool; None for everywhere.
+            causal: instead of ``allowed``, up to the query's own place; T = S.
+
+        Returns:
+            What was read, like ``q``, and the weights ``[B, H, T, S]``, None of the fused kernel.
+        """
+        if self.fused:
+            attention = nn.functional.scaled_dot_product_attention
+            return attention(q, keys, values, attn_mask=allowed, is_causal=causal), None
+        scores = q @ keys.transpose(2, 3) / math.sqrt(q.shape[-1])
+        if causal:
+            allowed = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, -torch.inf)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        weights = scores.softmax(-1, dtype=dtype).to(q.dtype)
+        return weights @ values, weights
 
 
 class Attention(Mixer):
@@ -87,6 +130,7 @@ class Attention(Mixer):
         super().__init__(config, **fields)
         config = self.config
         self.qkv_proj = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
+        self.attend = Attend()
         self.out_proj = nn.Linear(config.d_model, config.d_model, bias=False)
 
     def init_state(
@@ -127,8 +171,9 @@ class Attention(Mixer):
         ordinal = torch.arange(T, device=x.device) if mask is None else mask.cumsum(1) - 1
         positions = state.seen.unsqueeze(1) + ordinal  # [B, T]
         q, k = (self._place(z, positions) for z in (q, k))
-        state, keys, values = _append(state, k.transpose(1, 2), v.transpose(1, 2), mask)
-        y = self._attend(q.transpose(1, 2), keys, values, state.real)
+        old, (k, v) = state, (z.transpose(1, 2) for z in (k, v))
+        state, keys, values = (_append if isinstance(old.length, int) else _put)(old, k, v, mask)
+        y = self._attend(q.transpose(1, 2), keys, values, state.real, old.length)
         y = self.out_proj(y.transpose(1, 2).flatten(2))
         if mask is not None:
             y = y.masked_fill(~mask.unsqueeze(-1), 0.0)
@@ -154,19 +199,23 @@ class Attention(Mixer):
         base = self.config.rotary_base
         return x if base is None else rotate(x, positions, base)
 
-    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> Tensor:
-        attention = nn.functional.scaled_dot_product_attention
+    def _attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, real: Tensor | None, start: int | Tensor
+    ) -> Tensor:
         T, S = q.shape[2], keys.shape[2]
         if T == 0:
             return q
         if real is None and (T == S or T == 1):
-            return attention(q, keys, values, is_causal=T == S)
-        allowed = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
+            y: Tensor = self.attend(q, keys, values, None, T == S)[0]
+            return y
+        slot = torch.arange(S, device=q.device)
+        place = (torch.arange(T, device=q.device) + start).unsqueeze(1)  # of every query
+        allowed = slot <= place  # [T, S]
         if real is not None:
             # A query in padding may look at itself: an empty row has no softmax.
-            itself = torch.eye(T, S, dtype=torch.bool, device=q.device).roll(S - T, 1)
-            allowed = ((allowed & real.unsqueeze(1)) | itself).unsqueeze(1)  # [B, 1, T, S]
-        return attention(q, keys, values, attn_mask=allowed)
+            allowed = ((allowed & real.unsqueeze(1)) | (slot == place)).unsqueeze(1)
+        y = self.attend(q, keys, values, allowed, False)[0]
+        return y
 
 
 def _append(
@@ -174,6 +223,7 @@ def _append(
 ) -> tuple[AttentionState, Tensor, Tensor]:
     """Add keys and values ``[B, H, T, head_dim]``; return the new state and all filled places."""
     length, T = state.length, k.shape[2]
+    assert isinstance(length, int)
     end = length + T
     real = state.real
     if mask is not None or real is not None:
@@ -190,6 +240,23 @@ def _append(
     seen = state.seen + (T if mask is None else mask.sum(1))
     new_state = AttentionState(keys, values, real, seen, end)
     return new_state, keys[:, :, :end], values[:, :, :end]
+
+
+def _put(
+    state: AttentionState, k: Tensor, v: Tensor, mask: Mask | None
+) -> tuple[AttentionState, Tensor, Tensor]:
+    """As ``_append``, in place whatever the length is, of which no program depends."""
+    (B, _, T, _), device = k.shape, k.device
+    real = state.real
+    assert real is not None
+    if mask is None:
+        mask = torch.ones(B, T, dtype=torch.bool, device=device)
+    place = torch.arange(T, device=device) + state.length
+    state.keys.index_copy_(2, place, k.to(state.keys.dtype))
+    state.values.index_copy_(2, place, v.to(state.values.dtype))
+    real.index_copy_(1, place, mask)
+    new = state._replace(seen=state.seen + mask.sum(1), length=state.length + T)
+    return new, state.keys.to(k.dtype), state.values.to(v.dtype)
 
 
 def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:

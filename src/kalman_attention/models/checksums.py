@@ -90,6 +90,15 @@ def check_folder(folder: Path, names: Iterable[str]) -> None:
     return None
 
 
+def listed_size(path: Path) -> int | None:
+    """The size that the folder of a file says it has; None if it says nothing."""
+    source = path.parent / CHECKSUMS
+    listed = read_json(source).get("files") if source.exists() else None
+    if not isinstance(listed, dict) or path.name not in listed:
+        return None
+    return from_dict(FileSum, listed[path.name], f"{source}, files.{path.name}").bytes
+
+
 def _check_file(path: Path, wanted: FileSum, source: Path) -> None:
     way = "Restore it from a copy."
     if source.name == CHECKSUMS:

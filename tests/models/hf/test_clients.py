@@ -115,14 +115,51 @@ def test_a_resized_head_does_not_start_again():
         assert torch.equal(parameter, before[name]), name
 
 
-def test_attention_weights_are_refused_not_left_out():
-    model, ids = small("attention + kla"), text(1, 4)
-    with pytest.raises(ValueError, match="return no attention weights"):
-        model(ids, output_attentions=True)
-    with pytest.raises(ValueError, match="return no attention weights"):
-        model.generate(ids, max_new_tokens=1, output_attentions=True, return_dict_in_generate=True)
-    with pytest.raises(ValueError, match="scaled_dot_product_attention only, not with 'eager'"):
+def test_attention_weights():
+    model = small("attention + kla + attention")
+    _, rows, mask = padded((6, 4))
+    with torch.no_grad():
+        fused = model(rows, attention_mask=mask)
+        found = model(rows, attention_mask=mask, output_attentions=True)
         model.set_attn_implementation("eager")
+        eager = model(rows, attention_mask=mask)
+    assert fused.attentions is None
+    assert eager.attentions is None
+    for other in (found, eager):
+        real = mask.bool()
+        torch.testing.assert_close(other.logits[real], fused.logits[real], rtol=1e-4, atol=1e-5)
+    first, last = found.attentions
+    assert first.shape == last.shape == (2, 2, 6, 6)
+    torch.testing.assert_close(first.sum(-1), torch.ones(2, 2, 6))
+    assert not bool(first.triu(1).any())
+    assert not bool(first[1, :, 2:, :2].any())  # padding
+    for block in model.model.blocks:  # nothing is left behind
+        assert not [m for m in block.modules() if m._forward_hooks]
+
+
+def test_attention_weights_while_generating():
+    model, ids = small("attention + kla", attn_implementation="eager"), text(1, 4)
+    options = {"max_new_tokens": 3, "do_sample": False, "return_dict_in_generate": True}
+    found = model.generate(ids, output_attentions=True, **options)
+    assert [step[0].shape[-2:] for step in found.attentions] == [(4, 4), (1, 5), (1, 6)]
     model.set_attn_implementation("sdpa")
-    with pytest.raises(ValueError, match="Leave attn_implementation out"):
-        small("attention + kla", attn_implementation="eager")
+    assert torch.equal(found.sequences, model.generate(ids, **options).sequences)
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+def test_step_by_step_attention_trains(reentrant):
+    model, ids = small("attention + kla").train(), text(2, 6)
+    expected = torch.autograd.grad(model(ids, labels=ids).loss, [*model.parameters()])
+    model.set_attn_implementation("eager")
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model(ids, labels=ids).loss.backward()
+    for value, (name, parameter) in zip(expected, model.named_parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, value, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_attention_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="no attention blocks"):
+        small("kla*2")(text(1, 4), output_attentions=True)
+    model = small("attention + kla")
+    with pytest.raises(ValueError, match=r"not with 'paged\|eager'"):
+        model.set_attn_implementation("paged|eager")

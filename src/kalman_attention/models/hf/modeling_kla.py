@@ -16,6 +16,7 @@ from transformers import Cache, DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
+from kalman_attention.baselines.attention import Attend
 from kalman_attention.models.block import Block, BlockOutput
 from kalman_attention.models.hf.caching_kla import adopt
 from kalman_attention.models.hf.configuration_kla import KLAHFConfig
@@ -131,14 +132,10 @@ class KLAModel(KLAPreTrainedModel):
                 ``position_ids``. (``cu_seq_lens_q``, transformers' name, means the same.)
             output_variances: also return the posterior variance of every block's read-out.
             hold_readout: also return the last block stopped at its posterior.
-            **kwargs: of transformers' conventions; ignored.
+            **kwargs: of transformers' conventions: ``output_attentions=True`` also returns the
+                weights of every attention block, ``[B, heads, T, S]``; the rest is ignored.
         """
-        if kwargs.get("output_attentions", self.config.output_attentions):
-            raise ValueError(
-                "KLA models return no attention weights: leave output_attentions out. The Kalman "
-                "attention maps of a block come from evaluation.uncertainty.attention_maps, with "
-                "model.native()."
-            )
+        weights = self._weights(kwargs.get("output_attentions", self.config.output_attentions))
         x = self._embed(input_ids, inputs_embeds)
         T = x.shape[1]
         cache = self._cache(past_key_values, use_cache)
@@ -150,9 +147,11 @@ class KLAModel(KLAPreTrainedModel):
         cache = self._without_packing(cache, borders, past)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        out = self._through(
-            x, cache, mask, borders, output_variances, bool(output_hidden_states), hold_readout
-        )
+        with weights:
+            out = self._through(
+                x, cache, mask, borders, output_variances, bool(output_hidden_states), hold_readout
+            )
+        out.attentions = weights.found
         return out if self._wants_dict(return_dict) else out.to_tuple()
 
     def _through(
@@ -208,6 +207,21 @@ class KLAModel(KLAPreTrainedModel):
             readout=read,
         )
 
+    def _weights(self, wanted: bool | None) -> "_AttentionWeights":
+        """What keeps the attention weights of this call, if they are wanted."""
+        attends = [x for x in self.modules() if isinstance(x, Attend)]
+        if wanted and not attends:
+            raise ValueError(
+                "this model has no attention blocks, so no attention weights: leave "
+                "output_attentions out. The Kalman attention maps of a block come from "
+                "evaluation.uncertainty.attention_maps, with model.native()."
+            )
+        fused = not wanted and self.config._attn_implementation != "eager"
+        for attend in attends:
+            if attend.fused != fused:
+                attend.fused = fused
+        return _AttentionWeights(attends if wanted else [])
+
     def stack(self) -> list[KLABlock]:
         """The blocks, first one first."""
         return list(self.blocks)  # type: ignore[arg-type]
@@ -236,6 +250,28 @@ class KLAModel(KLAPreTrainedModel):
 
     def _wants_dict(self, return_dict: bool | None) -> bool:
         return self.config.return_dict if return_dict is None else return_dict
+
+
+class _AttentionWeights:
+    """Keeps the weights of attention blocks while it is entered, first block first.
+
+    Args:
+        attends: where they are computed.
+    """
+
+    def __init__(self, attends: list[Attend]) -> None:
+        self.attends = attends
+        self.found: tuple[Tensor, ...] | None = None
+
+    def __enter__(self) -> None:
+        self.hooks = [attend.register_forward_hook(self._keep) for attend in self.attends]
+
+    def __exit__(self, *error: Any) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+    def _keep(self, module: nn.Module, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+        self.found = (*(self.found or ()), output[1])
 
 
 class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
@@ -382,6 +418,7 @@ class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
             logits=logits,
             past_key_values=found.past_key_values,
             hidden_states=found.hidden_states,
+            attentions=found.attentions,
             variances=found.variances,
         )
         return out if self.model._wants_dict(return_dict) else out.to_tuple()

@@ -14,12 +14,13 @@ from kalman_attention.models.block import Block
 from kalman_attention.models.checksums import (
     check_folder,
     forget_checksums,
+    listed_size,
     measure,
     write_checksums,
 )
 from kalman_attention.models.hf.configuration_kla import KLAHFConfig
 from kalman_attention.models.vocabulary import Embedding, Head
-from kalman_attention.models.weights import weight_files
+from kalman_attention.models.weights import read_header, weight_files
 from kalman_attention.nn.prior import LatentPrior
 
 CODE = '''"""Leads transformers to the KLA classes: pip install 'kalman_attention[hf]'."""
@@ -67,7 +68,8 @@ class KLAPreTrainedModel(PreTrainedModel):
         folder = Path(str(args[0])) if args else None
         if folder is not None and folder.is_dir():
             _refuse_native(folder)
-            check_folder(folder, [CONFIG_NAME, *(x.name for x in weight_files(folder))])
+            weights = [x.name for x in weight_files(folder) if not _replaced(x)]
+            check_folder(folder, [CONFIG_NAME, *weights])
         found = super().from_pretrained(*args, **kwargs)
         model = found[0] if isinstance(found, tuple) else found
         # Loading replaces the parameters by trainable ones.
@@ -99,10 +101,11 @@ class KLAPreTrainedModel(PreTrainedModel):
         """Only what the attention blocks compute with; a model without them takes anything."""
         adjust = super()._check_and_adjust_attn_implementation
         found: str = adjust(attn_implementation, *args, **kwargs)
-        if found != "sdpa" and "attention" in self.config.mixers:
+        if found not in ("sdpa", "eager") and "attention" in self.config.mixers:
             raise ValueError(
-                f"attention blocks compute with torch's scaled_dot_product_attention only, not "
-                f"with {found!r}. Leave attn_implementation out, or pass 'sdpa'."
+                f"attention blocks compute with torch's scaled_dot_product_attention ('sdpa') or "
+                f"step by step ('eager'), not with {found!r}. Leave attn_implementation out, or "
+                "pass one of the two."
             )
         return found
 
@@ -134,6 +137,22 @@ class KLAPreTrainedModel(PreTrainedModel):
         """The matrices that write into the residual stream, which start smaller in deep stacks."""
         blocks = [b for b in self.modules() if isinstance(b, Block)]
         return [b.mixer.out_proj for b in blocks] + [b.mlp.out_proj for b in blocks if b.mlp]
+
+
+def _replaced(path: Path) -> bool:
+    """Whether another program wrote these weights anew: a whole file, of another size.
+
+    Tools for transformers edit folders without knowing of our checksums. Damage looks different:
+    bits that change keep the size, and a file cut short is not whole.
+    """
+    size = listed_size(path)
+    if size is None or not path.is_file() or path.stat().st_size == size:
+        return False
+    try:
+        read_header(path)
+    except ValueError:
+        return False
+    return True
 
 
 def _refuse_native(folder: Path) -> None:
