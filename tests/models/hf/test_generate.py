@@ -103,7 +103,7 @@ def test_going_on_with_the_cache_of_an_earlier_call(plan):
     assert torch.equal(second, whole)
 
 
-@pytest.mark.parametrize("implementation", ["static", "quantized"])
+@pytest.mark.parametrize("implementation", ["offloaded", "offloaded_static", "quantized"])
 def test_other_caches_are_refused(implementation):
     model = small("kla + attention")
     with pytest.raises((ValueError, ImportError)):

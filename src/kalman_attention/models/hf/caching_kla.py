@@ -1,15 +1,17 @@
 """What a model remembers between calls, as layers of transformers' own ``Cache``.
 
-A ``DynamicCache`` is a list of layers, and everything that ``generate`` does to a cache goes to
-the layers. So there is no cache class here, only two layers, which ``adopt`` puts in place of the
-generic ones before their first use. Why not transformers' ``LinearAttentionLayer`` itself:
+A ``Cache`` is a list of layers, and everything that ``generate`` does to a cache goes to the
+layers. So there is no cache class here, only layers, which ``adopt`` puts in place of the generic
+ones before their first use: of a ``DynamicCache`` two kinds, and of a ``StaticCache`` the same two
+with tensors of fixed shape and address, for compiled decoding. Why not transformers'
+``LinearAttentionLayer`` itself:
 
 - It starts and resets states to zeros. A belief of variance 0 is certainty that nothing can move;
   ours starts from the prior. Here "no state yet" is None, and the model fills in its prior.
 - It joins and cuts the convolution window itself, which padding on the right would corrupt. Here
   the mixer hands over the window it computed.
 - It writes in place, which breaks a backward pass through a carried state. Here tensors are
-  replaced, never overwritten.
+  replaced, and overwritten only in a static cache.
 - It cannot repeat or select rows, nor say how many tokens it has seen.
 
 Attention keeps keys and values where ``DynamicLayer`` keeps them, and beside them which places
@@ -20,15 +22,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, StaticCache
 from transformers.cache_utils import (
     CacheLayerMixin,
     DynamicLayer,
     LinearAttentionCacheLayerMixin,
     LinearAttentionLayer,
+    StaticLayer,
 )
 
-from kalman_attention.baselines.attention import AttentionState
+from kalman_attention.baselines.attention import Attention, AttentionState
 from kalman_attention.nn.mixer import map_state, state_tensors
 
 
@@ -119,6 +122,46 @@ class StateCacheLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         self.has_previous_state = {0: filled}
 
 
+class StaticStateCacheLayer(StateCacheLayer):
+    """The same in tensors that keep their address: a compiled step finds them where they were."""
+
+    is_compileable = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length: Any = torch.tensor(0)  # a number would be compiled into the step
+
+    def write(self, state: Any, tokens: int) -> None:
+        """Copy the state after ``tokens`` more positions, padding included."""
+        if self.state is None:
+            self.state = map_state(_at_home, state)
+            _, first = next(state_tensors(state))
+            self.device, self.dtype = first.device, first.dtype
+            self.length = _at_home(self.length.to(first.device))
+            self._mark(True)
+        else:
+            _overwrite(self.state, state)
+        self.length.add_(tokens)
+
+    def reset(self) -> None:
+        """Forget everything: the next token starts from the prior."""
+        self.state = None
+        self.length.zero_()
+        self._mark(False)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep some rows; as many as there were stay in place."""
+        old = self.state
+        super().batch_select_indices(indices)
+        if old is not None and self.rows() == len(next(state_tensors(old))[1]):
+            _overwrite(old, self.state)
+            self.state = old
+
+    def rows(self) -> int:
+        """Sequences in the cache."""
+        return len(next(state_tensors(self.state))[1])
+
+
 class AttentionCacheLayer(DynamicLayer):
     """Keys and values of one attention block, and which of their places hold a token."""
 
@@ -177,11 +220,90 @@ class AttentionCacheLayer(DynamicLayer):
         self.real = None if self.real is None else change(self.real)
 
 
+class StaticAttentionCacheLayer(StaticLayer):
+    """Keys and values of one attention block in room for a fixed number of tokens.
+
+    Args:
+        max_cache_len: how many.
+    """
+
+    state: AttentionState | None
+    keys: Any
+    values: Any
+
+    def __init__(self, max_cache_len: int) -> None:
+        super().__init__(max_cache_len=max_cache_len)
+        self.state = None
+
+    def read(self) -> AttentionState | None:
+        """The state to go on from; None before ``prepare`` has made room."""
+        return self.state
+
+    def prepare(self, mixer: Attention, x: Tensor) -> None:
+        """Make room for tokens like ``[B, T, d_model]``, before the first one."""
+        if self.state is not None:
+            self._check_room(x.shape[1])
+            return
+        found = mixer.init_state(x.shape[0], capacity=self.max_cache_len, like=x)
+        self.lazy_initialization(found.keys[:, :, :0], found.values[:, :, :0])
+        real = torch.zeros(x.shape[0], self.max_cache_len, dtype=torch.bool, device=x.device)
+        self.state = AttentionState(
+            self.keys, self.values, _at_home(real), _at_home(found.seen), self.cumulative_length
+        )
+        self._check_room(x.shape[1])
+
+    def _check_room(self, tokens: int) -> None:
+        on_host = self.cumulative_length.device.type == "cpu"
+        if torch.compiler.is_compiling() or not on_host:
+            return  # looking at the value would split a graph, or wait for the device
+        filled = int(self.cumulative_length)
+        if filled + tokens > self.max_cache_len:
+            raise ValueError(
+                f"the cache has room for {self.max_cache_len} tokens: {filled} are in it and "
+                f"{tokens} more do not fit. Make it with a larger max_cache_len."
+            )
+
+    def write(self, state: AttentionState, tokens: int) -> None:
+        """Keep the state after ``tokens`` more positions; keys and values are in place already."""
+        assert self.state is not None
+        assert isinstance(self.state.length, Tensor)
+        self.state.seen.copy_(state.seen)
+        self.state.length.add_(tokens)
+
+    def reset(self) -> None:
+        """Forget everything, in place."""
+        super().reset()
+        if self.state is not None and self.state.real is not None:
+            self.state.real.zero_()
+            self.state.seen.zero_()
+            self.cumulative_length.zero_()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Let every row go on from the beam it was chosen from."""
+        if self.state is not None:
+            for x in (self.keys, self.values, self.state.real, self.state.seen):
+                assert x is not None
+                x.copy_(x.index_select(0, beam_idx.to(x.device)))
+
+
+def _at_home(x: Tensor) -> Tensor:
+    """A copy that keeps its address, which a compiler may rely on."""
+    x = x.clone()
+    if not torch.compiler.is_compiling():
+        torch._dynamo.mark_static_address(x)
+    return x
+
+
+def _overwrite(old: Any, new: Any) -> None:
+    for (_, here), (_, there) in zip(state_tensors(old), state_tensors(new), strict=True):
+        here.copy_(there)
+
+
 def adopt(cache: Any, mixers: tuple[str, ...]) -> Cache:
     """Put our layers into a cache that is still empty; a cache of ours is left as it is.
 
     Args:
-        cache: a ``DynamicCache``, made with or without the model's configuration.
+        cache: a ``DynamicCache``, made with or without the configuration, or a ``StaticCache``.
         mixers: of the configuration.
 
     Returns:
@@ -189,29 +311,36 @@ def adopt(cache: Any, mixers: tuple[str, ...]) -> Cache:
     """
     if not isinstance(cache, Cache):
         raise ValueError(f"past_key_values must be a transformers Cache, got {type(cache)}.")
-    own = (StateCacheLayer, AttentionCacheLayer)
+    own = (StateCacheLayer, AttentionCacheLayer, StaticAttentionCacheLayer)
     if len(cache.layers) == len(mixers) and all(isinstance(x, own) for x in cache.layers):
         return cache
     if (
-        not isinstance(cache, DynamicCache)
+        not isinstance(cache, DynamicCache | StaticCache)
         or cache.offloading
         or not all(map(_empty, cache.layers))
     ):
         raise ValueError(
-            f"a KLA model cannot use this {type(cache).__name__}: it must be empty and of the "
-            "default kind, neither static, quantized nor offloaded. (A belief has a fixed size "
-            "anyway.) Leave past_key_values and cache_implementation out, or pass a new "
+            f"a KLA model cannot use this {type(cache).__name__}: it must be empty, of the default "
+            "kind or static, neither quantized nor offloaded. (A belief has a fixed size anyway.) "
+            "Leave past_key_values and cache_implementation out, or pass a new "
             "DynamicCache(config=model.config)."
         )
     cache.layer_class_to_replicate = None
-    cache.layers = [
-        AttentionCacheLayer() if mixer == "attention" else StateCacheLayer() for mixer in mixers
-    ]
+    if isinstance(cache, StaticCache):
+        room = max(getattr(layer, "max_cache_len", 0) for layer in cache.layers)
+        cache.layers = [
+            StaticAttentionCacheLayer(room) if mixer == "attention" else StaticStateCacheLayer()
+            for mixer in mixers
+        ]
+    else:
+        cache.layers = [
+            AttentionCacheLayer() if mixer == "attention" else StateCacheLayer() for mixer in mixers
+        ]
     return cache
 
 
 def _empty(layer: Any) -> bool:
-    """Whether a layer is one of the generic dynamic ones and has not been used."""
+    """Whether a layer is one of the generic ones and has not been used."""
     if type(layer) is LinearAttentionLayer:
         return not any(layer.has_previous_state.values())
-    return type(layer) is DynamicLayer and not layer.is_initialized
+    return type(layer) in (DynamicLayer, StaticLayer) and not layer.is_initialized

@@ -82,6 +82,16 @@ class KLAGenerationMixin(GenerationMixin):
             adopt(cache, self.config.mixers)
         return found
 
+    @staticmethod
+    def create_masks_for_generate(
+        *, inputs_embeds: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> Tensor | None:
+        """Of a static cache: the mask of this call's tokens, ``[B, T]``; the cache has the rest.
+
+        So it has the same shape at every step, and one compiled step serves all.
+        """
+        return None if attention_mask is None else attention_mask[:, -inputs_embeds.shape[1] :]
+
 
 @torch.no_grad()
 def token_uncertainty(

@@ -4,17 +4,19 @@ import torch
 from torch import Tensor
 
 
-def real_tokens(attention_mask: Tensor | None, length: int, past: int) -> Tensor | None:
+def real_tokens(attention_mask: Tensor | None, length: int, past: int | None) -> Tensor | None:
     """The mask of this call's tokens, ``[B, length]`` bool; None if there is no padding.
 
     Args:
         attention_mask: transformers' mask, of this call's tokens or of all tokens so far.
         length: tokens of this call.
-        past: tokens before them.
+        past: tokens before them; None if only the cache knows.
     """
     if attention_mask is None:
         return None
-    if attention_mask.dim() != 2 or attention_mask.shape[1] not in (length, past + length):
+    columns = attention_mask.shape[-1]
+    fits = columns >= length if past is None else columns in (length, past + length)
+    if attention_mask.dim() != 2 or not fits:
         raise ValueError(
             f"attention_mask is {list(attention_mask.shape)} but must be [B, {length}], one entry "
             f"per token of this call"

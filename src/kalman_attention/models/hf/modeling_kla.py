@@ -18,7 +18,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from kalman_attention.baselines.attention import Attend
 from kalman_attention.models.block import Block, BlockOutput
-from kalman_attention.models.hf.caching_kla import adopt
+from kalman_attention.models.hf.caching_kla import StaticAttentionCacheLayer, adopt
 from kalman_attention.models.hf.configuration_kla import KLAHFConfig
 from kalman_attention.models.hf.generation_kla import KLAGenerationMixin
 from kalman_attention.models.hf.inputs_kla import (
@@ -122,7 +122,8 @@ class KLAModel(KLAPreTrainedModel):
             attention_mask: 0 for padding, left or right: ``[B, T]``, or ``[B, past + T]`` with a
                 cache. All ones is the same as None.
             position_ids: only looked at for documents packed into one row (positions that start
-                again at 0); positions of attention come from the tokens themselves.
+                again at 0), and not with a cache; positions of attention come from the tokens
+                themselves.
             past_key_values: the cache of earlier calls; updated. Any number of tokens may follow.
             inputs_embeds: embeddings instead of tokens, ``[B, T, hidden_size]``.
             use_cache: make a cache if none is given; None follows the configuration.
@@ -140,9 +141,9 @@ class KLAModel(KLAPreTrainedModel):
         T = x.shape[1]
         cache = self._cache(past_key_values, use_cache)
         past = 0 if cache is None else cache.get_seq_length()
-        mask = real_tokens(attention_mask, T, past)
+        mask = real_tokens(attention_mask, T, past if isinstance(past, int) else None)
         borders = kwargs.get("cu_seq_lens_q") if cu_seqlens is None else cu_seqlens
-        if borders is None and mask is None and past == 0:
+        if borders is None and mask is None and past_key_values is None:
             borders = packed_borders(position_ids, T)
         cache = self._without_packing(cache, borders, past)
         if output_hidden_states is None:
@@ -166,6 +167,9 @@ class KLAModel(KLAPreTrainedModel):
     ) -> KLAModelOutput:
         """Walk through the blocks from what the cache holds, and let it hold what comes out."""
         layers: list[Any] = [] if cache is None else list(cache.layers)
+        for layer, block in zip(layers, self.stack(), strict=False):
+            if isinstance(layer, StaticAttentionCacheLayer):
+                layer.prepare(block.mixer, x)  # type: ignore[arg-type]
         states = None if cache is None else [layer.read() for layer in layers]
         # One token: the same numbers, sooner. (Whether there is a past does not decide.)
         ready = states is not None and all(state is not None for state in states)
