@@ -38,22 +38,23 @@ def loss_of(y, y_var, state):
 
 
 def scan(ranks: Parallel, T, seed, *, masked=False, variance=True, engine="auto", own_cut=None,
-         gaps=False):  # fmt: skip
+         gaps=False, blocks=3, slots=1):  # fmt: skip
     """One scan in pieces against the reference, piece after piece in one process."""
     group = ranks.sharing
     generator = torch.Generator().manual_seed(seed)
-    B, N, D = 2, 3, 5
+    B, G, D = 2, blocks, 5
+    N = G * slots
     v, k, q = (normal(generator, B, T, F) for F in (D, N, N))
     tokens = [q, k, v, normal(generator, B, T, D).square()]
-    decay = torch.tanh(2.0 * normal(generator, N, D))
+    decay = torch.tanh(2.0 * normal(generator, G, D))
     if gaps:
         tokens.append(normal(generator, B, T, D).square())
         decay = decay.abs()
     shared = [
         decay,
-        0.1 * normal(generator, N, D).square() * (seed % 2),  # without process noise too
+        0.1 * normal(generator, G, D).square() * (seed % 2),  # without process noise too
         normal(generator, B, N, D),
-        normal(generator, B, N, D).square(),
+        normal(generator, B, G, D).square(),
     ]
     mask = torch.rand(B, T, generator=generator) > 0.3 if masked else None
     pieces = own_cut or cuts(T, group.size, seed)
@@ -103,6 +104,8 @@ def check_scans(ranks):
         scan(ranks, T, 3, engine="associative", masked=True)
         scan(ranks, T, 4, masked=True, variance=False)
         scan(ranks, T, 1, engine="associative", gaps=True)
+        scan(ranks, T, 2, blocks=2, slots=3)
+        scan(ranks, T, 3, blocks=1, slots=4, masked=True)
     size = ranks.sharing.size
     scan(ranks, 9, 5, own_cut=[(0, 9)] + [(9, 9)] * (size - 1))
     scan(ranks, 9, 5, own_cut=[(0, 0)] * (size - 1) + [(0, 9)])
@@ -120,7 +123,7 @@ def gradients(module, group, *, spread):
 def layer(ranks, T, seed, *, masked=False, kernel=4, **options):
     group = ranks.sharing
     torch.manual_seed(seed)
-    config = KLAConfig(d_model=6, d_state=3, conv_kernel=kernel, **options)
+    config = KLAConfig(**{"d_model": 6, "d_state": 3, "conv_kernel": kernel, **options})
     kla = KLA(config).double()
     x = torch.randn(2, T, 6, dtype=torch.float64)
     mask = torch.rand(2, T) > 0.4 if masked else None
@@ -160,6 +163,11 @@ def check_layers(ranks):
     layer(ranks, 30, 1, masked=True, kernel=7)
     layer(ranks, 12, 2, kernel=1)
     layer(ranks, 12, 3, prior="stationary", value="project", precision_rank=2)
+    layer(ranks, 12, 4, d_state=4, shared_slots=2, prior="stationary")
+    turning = {"d_state": 4, "shared_slots": 2, "num_reflections": 2, "prior": "learned"}
+    for T in (0, 1, 5, 70):
+        layer(ranks, T, T, initial_mean=1.0, **turning)
+    layer(ranks, 11, 0, masked=True, initial_mean=1.0, **turning)
 
 
 def check_models(ranks):

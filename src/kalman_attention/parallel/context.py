@@ -37,12 +37,13 @@ over the ranks is the gradient. The belief before the sequence gets all of its f
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Dynamics, Keys, Mask, Precisions, Values
+from kalman_attention.filtering.blocks import to_blocks
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.rotation import into_frame
 from kalman_attention.filtering.segment import AdjointMap, FilterMap
@@ -55,6 +56,8 @@ from kalman_attention.ops.frames import Turned
 from kalman_attention.ops.kla_scan import scan as scan_op
 from kalman_attention.ops.kla_scan import scan_backward
 from kalman_attention.parallel.exchange import Group, gather_with_gradient
+
+Map = TypeVar("Map", FilterMap, AdjointMap)
 
 
 class RankContext:
@@ -137,8 +140,8 @@ class RankContext:
             k: keys, ``[B, T, N]``.
             v: values, ``[B, T, D]``.
             lam_v: their precisions.
-            a_bar: decay per token, ``[N, D]``.
-            p_bar: process-noise variance per token, ``[N, D]``.
+            a_bar: decay per token, ``[N, D]``, or ``[G, D]`` for blocks of slots.
+            p_bar: process-noise variance per token, in the shape of a_bar.
             dt: time that passes before each token of the piece, as for ``kla_scan``.
             state: belief before the whole sequence, the same on every rank; None for the prior.
             mask: ``[B, T]`` bool, False for padding.
@@ -152,16 +155,11 @@ class RankContext:
         """
         _refuse_packing(cu_seqlens)
         inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, None, acc_dtype, dt)
-        chosen = resolve(engine, v.device, v.dtype, gaps=dt is not None)
+        chosen = resolve(engine, v.device, v.dtype, gaps=dt is not None, slots=inputs.slots)
         if chosen == REFERENCE:
             raise ValueError(
                 "the reference filters whole sequences only. For one that is split over ranks use "
                 "engine='auto'."
-            )
-        if inputs.slots > 1:
-            raise ValueError(
-                "slots that share a precision cannot be split over ranks yet: a_bar and p_bar must "
-                "be [N, D]. Repeat them over the slots of a block, or use context=1."
             )
         how = _How(self.group, chosen, inputs.acc_dtype, return_variance)
         y, y_var, mean, variance = _Scan.apply(*inputs[:8], mask, inputs.dt, how)  # type: ignore[no-untyped-call]
@@ -182,14 +180,15 @@ class _Scan(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
         how: _How = args[-1]
         group, inputs = how.group, _inputs(args[:-1], how)
-        own = FilterMap.identity_like(KLAState(inputs.mean_0, inputs.variance_0))
+        first = KLAState(inputs.mean_0, inputs.variance_0)
+        own = FilterMap.identity_like(first)
         if group.rank < group.size - 1:  # nobody asks what the last piece does
             own = ENGINES[how.engine].load_maps().filter_map(inputs)
-        maps = group.gather(torch.stack(own))
-        first = KLAState(inputs.mean_0, inputs.variance_0)
-        for i in range(group.rank):
-            first = FilterMap(*maps[i]).apply(first)
-        inputs = inputs._replace(mean_0=first.mean, variance_0=first.variance)
+        first = to_blocks(first)
+        for earlier in _gathered(own, group)[: group.rank]:
+            first = earlier.apply(first)
+        mean_0, variance_0 = (x.flatten(1, 2) for x in first)
+        inputs = inputs._replace(mean_0=mean_0, variance_0=variance_0)
         save = any(ctx.needs_input_grad)
         *found, checkpoints = scan_op(*inputs, how.return_variance, save, how.engine)
         ctx.save_for_backward(*inputs[:9], inputs.dt, checkpoints)
@@ -204,23 +203,40 @@ class _Scan(torch.autograd.Function):
         group, inputs = how.group, _inputs(tensors, how)
         dy, dy_var, *last = grads
         dy_var = dy_var if how.return_variance else None
-        dmu, ds = (torch.zeros_like(inputs.mean_0) if g is None else g for g in last)
-        own = AdjointMap.identity_like(KLAState(inputs.mean_0, inputs.variance_0))
+        belief = KLAState(inputs.mean_0, inputs.variance_0)
+        pairs = zip(last, belief, strict=True)
+        dmu, ds = (torch.zeros_like(x) if g is None else g for g, x in pairs)
+        own = AdjointMap.identity_like(belief)
         if group.rank > 0:  # nothing comes before the first piece
             maps = ENGINES[how.engine].load_maps()
             own = maps.adjoint_map(inputs, checkpoints, dy, dy_var)
-            dmu_0, ds_0 = own.apply(dmu, ds)  # gradients by the belief after this very piece
+            # What the belief after this very piece is asked for counts before it as well.
+            after = AdjointMap(*(_blocks(x, len(ds[0])) for x in own)).apply(
+                *to_blocks(KLAState(dmu, ds))
+            )
+            dmu_0, ds_0 = (x.flatten(1, 2) for x in after)
             own = own._replace(dmu_0=dmu_0, ds_0=ds_0)
-        gathered = group.gather(torch.stack(own))
-        later = torch.zeros_like(dmu), torch.zeros_like(ds)
-        for i in reversed(range(group.rank + 1, group.size)):
-            later = AdjointMap(*gathered[i]).apply(*later)
-        ends = dmu + later[0], ds + later[1]
+        later: tuple[Tensor, Tensor] = to_blocks(KLAState(*map(torch.zeros_like, (dmu, ds))))
+        for piece in reversed(_gathered(own, group)[group.rank + 1 :]):
+            later = piece.apply(*later)
+        ends = tuple(x + y.flatten(1, 2) for x, y in zip((dmu, ds), later, strict=True))
         *found, ddt = scan_backward(*inputs, checkpoints, dy, dy_var, *ends, how.engine)
         if group.rank > 0:  # zeros and not None: DDP waits for a gradient of every parameter
             found = [*found[:6], *map(torch.zeros_like, found[6:])]
         wanted = zip((*found, None, ddt, None), ctx.needs_input_grad, strict=True)
         return tuple(grad if needed else None for grad, needed in wanted)
+
+
+def _gathered(own: Map, group: Group) -> list[Map]:
+    """The maps of all pieces, entries ``[R, G, m, D]`` or, shared by a block, ``[R, G, 1, D]``."""
+    sizes = [x.shape[1] for x in own]
+    parts = [torch.split(maps, sizes, 1) for maps in group.gather(torch.cat([*own], 1))]
+    return [type(own)(*(_blocks(x, min(sizes)) for x in part)) for part in parts]
+
+
+def _blocks(x: Tensor, G: int) -> Tensor:
+    """Entries ``[R, N, D]``, or ``[R, G, D]``, with an axis for the slots of a block."""
+    return torch.unflatten(x, 1, (G, -1))
 
 
 def _turned_by(Q: Tensor, k: Keys) -> Keys:
