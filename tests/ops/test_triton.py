@@ -12,7 +12,13 @@ import torch
 from kalman_attention import KLAState, kla_scan, kla_scan_ref, kla_step
 from kalman_attention.ops import engines
 from kalman_attention.ops.triton import schedule as schedule_rule
-from kalman_attention.ops.triton.schedule import FILL, FORWARD_LANES, cut
+from kalman_attention.ops.triton.schedule import (
+    BACKWARD_LANES,
+    FILL,
+    FORWARD_LANES,
+    cut,
+    lanes_for,
+)
 from kalman_attention.tools.selfcheck import Case, errors, make_call, misses, run_call
 from tests.interpreter import INTERPRETING, shrink
 
@@ -31,6 +37,8 @@ CASES = {
     "holes": Case(B=1, T=35, N=3, D=5, padding="random"),
     "left padding": Case(B=2, T=35, N=2, D=3, padding="left"),
     "packed": Case(B=1, T=40, N=3, D=5, documents=4),
+    "blocks of three": Case(B=1, T=35, N=6, D=3, share=3, padding="random"),
+    "one block": Case(B=1, T=36, N=4, D=3, share=4, documents=3),
     "no process noise": Case(B=1, T=40, N=2, D=3, p_max=0.0, a_min=1e-3, lam_max=1e6),
 }
 
@@ -87,8 +95,9 @@ def test_short_dtypes_and_strides(schedule: str) -> None:
 
 
 @interpreted
-def test_a_step_is_a_scan_over_one_token() -> None:
-    tensors = [x.float() for x in make_call(Case(B=3, T=1, N=3, D=5)).tensors]
+@pytest.mark.parametrize("share", [1, 2])
+def test_a_step_is_a_scan_over_one_token(share: int) -> None:
+    tensors = [x.float() for x in make_call(Case(B=3, T=1, N=4, D=5, share=share)).tensors]
     state, mask = KLAState(*tensors[6:]), torch.tensor([True, False, True])
     tokens = [x[:, 0] for x in tensors[:4]]
     got = kla_step(*tokens, *tensors[4:6], state, mask=mask, return_variance=True, engine="triton")
@@ -105,13 +114,15 @@ def test_auto_takes_it_on_gpus_and_never_on_cpus() -> None:
 
 def test_the_schedule_follows_from_the_shape() -> None:
     one_row = cut(1, 65_536, 16, 960, FORWARD_LANES)
-    assert (one_row.block_n, one_row.block_d, one_row.blocks) == (16, 32, 30)
+    assert (*one_row.tile, one_row.blocks) == (1, 16, 32, 30)
     assert one_row.segments == FILL // 30
     assert one_row.segments * one_row.per_segment >= 1024
     assert cut(18, 65_536, 16, 960, FORWARD_LANES).segments == 1
     assert cut(1, 192, 16, 960, FORWARD_LANES).segments == 1
     assert cut(1, 0, 16, 960, FORWARD_LANES).segments == 1
-    assert cut(2, 100, 67, 9, FORWARD_LANES).block_n == 128
+    assert cut(2, 100, 67, 9, FORWARD_LANES).block_g == 128
+    assert cut(1, 64, 12, 9, FORWARD_LANES, share=3).tile == (4, 4, 16)
+    assert lanes_for(torch.float32, BACKWARD_LANES, 4) < lanes_for(torch.float32, BACKWARD_LANES)
 
 
 @compiled

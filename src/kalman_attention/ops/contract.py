@@ -90,7 +90,7 @@ class ScanInputs(NamedTuple):
     def new_checkpoints(self, dtype: torch.dtype, fields: int = 2) -> Tensor:
         """Room for mean and variance before each chunk; slots that documents leave out are 0."""
         new = torch.empty if self.cu_seqlens is None else torch.zeros
-        shape = (fields, self.chunks, *self.a_bar.shape)
+        shape = (fields, self.chunks, *self.mean_0.shape[1:])
         return new(shape, dtype=dtype, device=self.v.device)
 
 

@@ -6,6 +6,7 @@ interpreter), ``memory`` is what must come from or go to device memory when the 
 part: a chunk of tokens and the scratch array of a warp stay cached. Float32 throughout.
 """
 
+import math
 from typing import NamedTuple
 
 from kalman_attention.ops.contract import CHUNK
@@ -61,7 +62,7 @@ class Tiling(NamedTuple):
     def of(cls, sizes: Sizes, lanes: int) -> "Tiling":
         """By the rule of the engine, for programs of about ``lanes`` lanes."""
         plan = cut(sizes.B, sizes.T, sizes.N, sizes.D, lanes)
-        return cls(plan.blocks, plan.blocks * plan.block_n * plan.block_d, plan.segments)
+        return cls(plan.blocks, plan.blocks * math.prod(plan.tile), plan.segments)
 
 
 class Device(NamedTuple):

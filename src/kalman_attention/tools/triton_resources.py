@@ -57,6 +57,7 @@ class Variant(NamedTuple):
         lanes: lanes of a program.
         tokens: dtype of q, k, v, lam_v.
         N: slots.
+        share: slots that share a variance.
         absent: arguments that the call does without.
         what: how to call that.
     """
@@ -65,6 +66,7 @@ class Variant(NamedTuple):
     lanes: int
     tokens: torch.dtype = torch.float32
     N: int = SLOTS[0]
+    share: int = 1
     absent: tuple[str, ...] = ()
     what: str = "all options"
 
@@ -76,18 +78,22 @@ class Variant(NamedTuple):
     def __str__(self) -> str:
         tile = self.constants()
         name = str(self.tokens).removeprefix("torch.")
-        if "BLOCK_N" not in tile:
+        if "BLOCK_G" not in tile:
             return name
-        return f"{name}, {tile['BLOCK_N']} x {tile['BLOCK_D']} lanes, {self.what}"
+        sizes = [tile[f"BLOCK_{axis}"] for axis in "MGD"]
+        lanes = " x ".join(str(x) for x in sizes if x > 1)
+        return f"{name}, {lanes} lanes, {self.what}"
 
     def constants(self) -> dict[str, Any]:
         """Constants of the kernel at the sizes of the paper's shape, and absent arguments."""
-        tile = cut(1, CHUNK, self.N, 960, lanes_for(self.arithmetic, self.lanes))
+        lanes = lanes_for(self.arithmetic, self.lanes, self.share)
+        tile = cut(1, CHUNK, self.N, 960, lanes, self.share)
         every = {
             "CHUNK": CHUNK,
             "WINDOW": WINDOW,
             "BLOCK": COLUMNS,
-            "BLOCK_N": tile.block_n,
+            "BLOCK_M": tile.block_m,
+            "BLOCK_G": tile.block_g,
             "BLOCK_D": tile.block_d,
         }
         found = {p.name: every[p.name] for p in self.kernel.params if p.is_constexpr}
@@ -126,9 +132,13 @@ def variants() -> Iterator[Variant]:
         yield variant._replace(tokens=torch.float16)
         yield variant._replace(tokens=torch.float64)
         yield variant._replace(N=SLOTS[1])
+        yield variant._replace(share=SLOTS[0], what="one block of slots")
+        yield variant._replace(share=4, what="blocks of four slots")
     for variant in others:
         yield variant
         yield variant._replace(tokens=torch.float64)
+        if variant.kernel is not sum_kernel:
+            yield variant._replace(share=4, what="blocks of four slots")
 
 
 def resources(architectures: Sequence[str]) -> list[KernelResources]:

@@ -11,23 +11,26 @@ from torch import Tensor
 
 from kalman_attention.filtering.segment import FilterMap
 from kalman_attention.ops.contract import CHUNK, ScanInputs, ScanResult
-from kalman_attention.ops.triton.lane import filter_step, filter_then, reciprocal
+from kalman_attention.ops.triton.lane import filter_step, filter_then, over_slots, reciprocal
 from kalman_attention.ops.triton.launch import OPTIONS, Tokens, on_device, prepare
 from kalman_attention.ops.triton.place import (
+    blocks_exist,
     chunks_of,
     kernel,
+    lanes_exist,
     lanes_of,
     locate,
     observe,
     read,
     span_of,
+    squares,
     token_evidence,
     token_is_real,
 )
 from kalman_attention.ops.triton.schedule import FORWARD_LANES, Schedule, schedule
 
-MAP_FIELDS = len(FilterMap._fields)
-"""Numbers per lane in the summary of a segment."""
+MAP_FIELDS = (2, len(FilterMap._fields) - 2)
+"""Numbers in the summary of a segment: mu and eta per slot; s, gain and J per block."""
 
 
 @kernel
@@ -35,26 +38,29 @@ def filter_kernel(
     q, k, v, lam_v, mask, cu_seqlens,
     q_sb, q_st, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st, mask_sb, mask_st,
     a_bar, p_bar, mean_starts, variance_starts, y, y_var, mean, variance, saved,
-    T, N, D, chunks, blocks, segments, per_segment,
-    CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    T, N, G, D, chunks, blocks, segments, per_segment,
+    CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Filter one segment of a row from its start, [R, segments, N, D]; save beliefs if asked."""
     row, segment, block = locate(0, segments, blocks)
     batch, first, end, chunk_0 = span_of(row, T, cu_seqlens, CHUNK)
     c0, c1, last = chunks_of(segment, per_segment, first, end, CHUNK)
-    n, d, at, has_n, has_d = lanes_of(block, N, D, BLOCK_N, BLOCK_D)
-    has = has_n[:, None] & has_d[None, :]
+    G = N if BLOCK_M == 1 else G  # one value, so that its offsets are computed once
+    n, d, at, at_g, _first = lanes_of(block, N, G, D, BLOCK_M, BLOCK_G, BLOCK_D)
+    _, has_d, has = lanes_exist(n, d, N, D)
+    has_g = blocks_exist(has)
     DTYPE: tl.constexpr = a_bar.dtype.element_ty
-    size = tl.cast(N, tl.int64) * D
-    a = tl.load(a_bar + at, mask=has, other=0.0)
-    p = tl.load(p_bar + at, mask=has, other=0.0)
-    start = (row * segments + segment) * size + at
-    mu = tl.load(mean_starts + start, mask=has, other=0.0)
-    s = tl.load(variance_starts + start, mask=has, other=0.0)
+    size, size_g = tl.cast(N, tl.int64) * D, tl.cast(G, tl.int64) * D
+    a = tl.load(a_bar + at_g, mask=has_g, other=0.0)
+    p = tl.load(p_bar + at_g, mask=has_g, other=0.0)
+    number = row * segments + segment
+    mu = tl.load(mean_starts + number * size + at, mask=has, other=0.0)
+    s = tl.load(variance_starts + number * size_g + at_g, mask=has_g, other=0.0)
     for c in range(c0, c1):
         if saved is not None:
             tl.store(saved + (chunk_0 + c) * size + at, mu, mask=has)
-            tl.store(saved + (chunks + chunk_0 + c) * size + at, s, mask=has)
+            every_s = tl.broadcast_to(s, (BLOCK_M, BLOCK_G, BLOCK_D))
+            tl.store(saved + (chunks + chunk_0 + c) * size + at, every_s, mask=has)
         for t in range(first + c * CHUNK, tl.minimum(first + (c + 1) * CHUNK, end)):
             real = token_is_real(mask, mask_sb, mask_st, batch, t, end)
             keep_n, keep_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
@@ -67,33 +73,39 @@ def filter_kernel(
             s_new, mu_new, _r = filter_step(a, p, phi, b, s, mu)
             s, mu = tl.where(real, s_new, s), tl.where(real, mu_new, mu)
             out = (batch * T + t) * D + d
-            tl.store(y + out, tl.sum(q_t[:, None] * mu, axis=0), mask=has_d)
+            tl.store(y + out, over_slots(q_t[:, :, None] * mu), mask=has_d)
             if y_var is not None:
-                tl.store(y_var + out, tl.sum((q_t * q_t)[:, None] * s, axis=0), mask=has_d)
+                tl.store(y_var + out, over_slots(squares(q_t)[:, :, None] * s), mask=has_d)
     if last:
         tl.store(mean + row * size + at, mu, mask=has)
-        tl.store(variance + row * size + at, s, mask=has)
+        tl.store(variance + row * size_g + at_g, s, mask=has_g)
 
 
 @kernel
 def summary_kernel(
     q, k, v, lam_v, mask, cu_seqlens,
     q_sb, q_st, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st, mask_sb, mask_st,
-    a_bar, p_bar, maps,
-    T, N, D, blocks, segments, per_segment, stride,
-    CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    a_bar, p_bar, maps, block_maps,
+    T, N, G, D, blocks, segments, per_segment, stride, block_stride,
+    CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The map of one segment, into [5, R, segments, N, D]; fields are ``stride`` apart."""
+    """The map of one segment.
+
+    mu and eta go into [2, R, segments, N, D], ``stride`` apart; what slots share, s, gain and J,
+    into [3, R, segments, G, D].
+    """
     row, segment, block = locate(0, segments, blocks)
     batch, first, end, _ = span_of(row, T, cu_seqlens, CHUNK)
     c0, c1, _last = chunks_of(segment, per_segment, first, end, CHUNK)
-    n, d, at, has_n, has_d = lanes_of(block, N, D, BLOCK_N, BLOCK_D)
-    has = has_n[:, None] & has_d[None, :]
+    G = N if BLOCK_M == 1 else G  # one value, so that its offsets are computed once
+    n, d, at, at_g, _first = lanes_of(block, N, G, D, BLOCK_M, BLOCK_G, BLOCK_D)
+    has_n, has_d, has = lanes_exist(n, d, N, D)
+    has_g = blocks_exist(has)
     DTYPE: tl.constexpr = a_bar.dtype.element_ty
-    a = tl.load(a_bar + at, mask=has, other=0.0)
-    p = tl.load(p_bar + at, mask=has, other=0.0)
-    zero = tl.full((BLOCK_N, BLOCK_D), 0.0, DTYPE)
-    s, mu, gain, J, eta = zero, zero, zero + 1.0, zero, zero
+    a = tl.load(a_bar + at_g, mask=has_g, other=0.0)
+    p = tl.load(p_bar + at_g, mask=has_g, other=0.0)
+    zero, zero_g = tl.full((BLOCK_M, BLOCK_G, BLOCK_D), 0.0, DTYPE), tl.zeros_like(p)
+    s, mu, gain, J, eta = zero_g, zero, zero_g + 1.0, zero_g, zero
     for t in range(first + c0 * CHUNK, tl.minimum(first + c1 * CHUNK, end)):
         if token_is_real(mask, mask_sb, mask_st, batch, t, end):
             k_t, v_t, lam_v_t = observe(
@@ -102,45 +114,51 @@ def summary_kernel(
             )  # fmt: skip
             phi, b = token_evidence(k_t, v_t, lam_v_t)
             s, mu, gain, J, eta = filter_then(a, p, phi, b, s, mu, gain, J, eta)
-    field = tl.cast(stride, tl.int64)
-    out = maps + (row * segments + segment) * N * D + at
-    tl.store(out, s, mask=has)
-    tl.store(out + field, mu, mask=has)
-    tl.store(out + 2 * field, gain, mask=has)
-    tl.store(out + 3 * field, J, mask=has)
-    tl.store(out + 4 * field, eta, mask=has)
+    field, field_g = tl.cast(stride, tl.int64), tl.cast(block_stride, tl.int64)
+    number = row * segments + segment
+    out, out_g = maps + number * N * D + at, block_maps + number * G * D + at_g
+    tl.store(out, mu, mask=has)
+    tl.store(out + field, eta, mask=has)
+    tl.store(out_g, s, mask=has_g)
+    tl.store(out_g + field_g, gain, mask=has_g)
+    tl.store(out_g + 2 * field_g, J, mask=has_g)
 
 
 @kernel
 def starts_kernel(
-    cu_seqlens, maps, mean_0, variance_0, mean_starts, variance_starts,
-    T, N, D, blocks, segments, per_segment, stride,
-    CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    cu_seqlens, maps, block_maps, mean_0, variance_0, mean_starts, variance_starts,
+    T, N, G, D, blocks, segments, per_segment, stride, block_stride,
+    CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Carry the first belief of a row over the maps of its segments, [R, segments, N, D]."""
+    """Carry the first belief of a row over the maps of its segments, [R, segments, *, D]."""
     row, _, block = locate(0, 1, blocks)
     _, first, end, _ = span_of(row, T, cu_seqlens, CHUNK)
-    _, _, at, has_n, has_d = lanes_of(block, N, D, BLOCK_N, BLOCK_D)
-    has = has_n[:, None] & has_d[None, :]
-    size = tl.cast(N, tl.int64) * D
-    field = tl.cast(stride, tl.int64)
+    G = N if BLOCK_M == 1 else G  # one value, so that its offsets are computed once
+    n, d, at, at_g, _first = lanes_of(block, N, G, D, BLOCK_M, BLOCK_G, BLOCK_D)
+    _, _, has = lanes_exist(n, d, N, D)
+    has_g = blocks_exist(has)
+    size, size_g = tl.cast(N, tl.int64) * D, tl.cast(G, tl.int64) * D
+    field, field_g = tl.cast(stride, tl.int64), tl.cast(block_stride, tl.int64)
     mu = tl.load(mean_0 + row * size + at, mask=has, other=0.0)
-    s = tl.load(variance_0 + row * size + at, mask=has, other=0.0)
+    s = tl.load(variance_0 + row * size_g + at_g, mask=has_g, other=0.0)
     used = tl.maximum(tl.cdiv(tl.cdiv(end - first, CHUNK), per_segment), 1)
     for segment in range(0, used):
         here = (row * segments + segment) * size + at
+        here_g = (row * segments + segment) * size_g + at_g
         tl.store(mean_starts + here, mu, mask=has)
-        tl.store(variance_starts + here, s, mask=has)
+        tl.store(variance_starts + here_g, s, mask=has_g)
         # Read where it is used: all five at once do not fit beside the belief.
-        J = tl.load(maps + 3 * field + here, mask=has, other=0.0)
+        J = tl.load(block_maps + 2 * field_g + here_g, mask=has_g, other=0.0)
         scale = reciprocal(1.0 + J * s)
-        eta = tl.load(maps + 4 * field + here, mask=has, other=0.0)
+        eta = tl.load(maps + field + here, mask=has, other=0.0)
         mu = (mu + s * eta) * scale
         s = s * scale
         tl.debug_barrier()
-        gain = tl.load(maps + 2 * field + here, mask=has, other=0.0)
-        mu = tl.load(maps + field + here, mask=has, other=0.0) + gain * mu
-        s = tl.load(maps + here, mask=has, other=0.0) + gain * (gain * s)
+        gain = tl.load(block_maps + field_g + here_g, mask=has_g, other=0.0)
+        s = tl.load(block_maps + here_g, mask=has_g, other=0.0) + gain * (gain * s)
+        mu = gain * mu
+        tl.debug_barrier()
+        mu += tl.load(maps + here, mask=has, other=0.0)
 
 
 @on_device
@@ -148,8 +166,8 @@ def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanRes
     """Filter every row; see ``EngineModule.forward``."""
     tokens = prepare(inputs)
     cut = schedule(inputs, FORWARD_LANES, tokens.dtype)
-    T, (R, N, D), device = inputs.v.shape[1], inputs.mean_0.shape, inputs.v.device
-    y = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device=device)
+    T, (R, N, D), G = inputs.v.shape[1], inputs.mean_0.shape, inputs.a_bar.shape[0]
+    y = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device=inputs.v.device)
     y_var = torch.empty_like(y) if return_variance else None
     mean, variance = (torch.empty_like(x) for x in tokens.state_0)
     checkpoints = inputs.new_checkpoints(tokens.dtype) if save else None
@@ -157,8 +175,8 @@ def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanRes
     filter_kernel[(R * cut.segments * cut.blocks,)](
         *tokens.arrays, *tokens.strides, *tokens.dynamics, *starts,
         y, y_var, mean, variance, checkpoints,
-        T, N, D, inputs.chunks, cut.blocks, cut.segments, cut.per_segment,
-        CHUNK, cut.block_n, cut.block_d, **OPTIONS,
+        T, N, G, D, inputs.chunks, cut.blocks, cut.segments, cut.per_segment,
+        CHUNK, *cut.tile, **OPTIONS,
     )  # fmt: skip
     dtype = inputs.compute_dtype
     saved = None if checkpoints is None else checkpoints.to(dtype)
@@ -166,17 +184,19 @@ def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanRes
 
 
 def _starts(inputs: ScanInputs, tokens: Tokens, cut: Schedule) -> tuple[Tensor, Tensor]:
-    """Belief before every segment, [R, segments, N, D] twice."""
+    """Belief before every segment, [R, segments, N, D] and [R, segments, G, D]."""
     T, (R, N, D), cu_seqlens = inputs.v.shape[1], inputs.mean_0.shape, tokens.arrays[-1]
-    shape, like = (R, cut.segments, N, D), tokens.state_0[0]
-    maps = like.new_empty(MAP_FIELDS, *shape)
-    starts = like.new_empty(shape), like.new_empty(shape)
-    sizes = (T, N, D, cut.blocks, cut.segments, cut.per_segment, maps.stride(0))
-    tile = (CHUNK, cut.block_n, cut.block_d)
+    G, like = inputs.a_bar.shape[0], tokens.state_0[0]
+    shapes = (R, cut.segments, N, D), (R, cut.segments, G, D)
+    maps, block_maps = (like.new_empty(f, *x) for f, x in zip(MAP_FIELDS, shapes, strict=True))
+    starts = like.new_empty(shapes[0]), like.new_empty(shapes[1])
+    strides = maps.stride(0), block_maps.stride(0)
+    sizes = (T, N, G, D, cut.blocks, cut.segments, cut.per_segment, *strides)
     summary_kernel[(R * cut.segments * cut.blocks,)](
-        *tokens.arrays, *tokens.strides, *tokens.dynamics, maps, *sizes, *tile, **OPTIONS
-    )
+        *tokens.arrays, *tokens.strides, *tokens.dynamics, maps, block_maps,
+        *sizes, CHUNK, *cut.tile, **OPTIONS,
+    )  # fmt: skip
     starts_kernel[(R * cut.blocks,)](
-        cu_seqlens, maps, *tokens.state_0, *starts, *sizes, *tile, **OPTIONS
+        cu_seqlens, maps, block_maps, *tokens.state_0, *starts, *sizes, CHUNK, *cut.tile, **OPTIONS
     )
     return starts

@@ -1,7 +1,11 @@
-"""Arithmetic of a tile of lanes (slots n by channels d), as ``csrc/lane.h`` has it in C++.
+"""Arithmetic of a tile of lanes, as ``csrc/lane.h`` has it in C++.
 
 Functions of values alone; every kernel of the engine is built on them. Names follow
 ``filtering/moment.py``, ``filtering/segment.py`` and ``ops/torch/reverse.py``.
+
+A tile has M slots of G blocks in D channels. What the slots of a block share is ``[1, G, D]``, what
+each has ``[M, G, D]``: slots come first, so that a thread owns all slots of a block where it can
+and adds them up by itself. Where every slot is a block of its own M is 1.
 """
 
 import triton
@@ -15,6 +19,21 @@ def reciprocal(x):
         return 1.0 / x
     else:
         return tl.div_rn(1.0, x)
+
+
+@triton.jit
+def per_block(x):
+    """Sum over the slots of every block; the axis stays."""
+    if x.shape[0] == 1:
+        return x
+    else:
+        return tl.sum(x, axis=0, keep_dims=True)
+
+
+@triton.jit
+def over_slots(x):
+    """Sum over all slots, ``[D]``: those of a block first."""
+    return tl.sum(tl.sum(x, axis=0), axis=0)
 
 
 @triton.jit
@@ -34,27 +53,34 @@ def filter_step(a, p, phi, b, s, mu):
 
 
 @triton.jit
-def remainder(k, v, a, mu, r):
-    """What the new mean leaves of a value, v - k mu', without their difference."""
-    return r * (v[None, :] - k[:, None] * (a * mu))
+def remainder(k, k2, v, m, r):
+    """What the new mean leaves of a value, k v - |k|^2 mu', without their difference.
+
+    m is the predicted mean. A slot that is a block of its own gets it times k, with one rounding
+    less.
+    """
+    if k.shape[0] == 1:
+        return k[:, :, None] * (r * (v[None, None, :] - k[:, :, None] * m))
+    else:
+        return r * (k[:, :, None] * v[None, None, :] - k2[:, :, None] * m)
 
 
 @triton.jit
-def filter_adjoint(a, k, lam_v, s, mu, s_new, mu_new, r, rest, dmu, ds):
+def filter_adjoint(a, k2, lam_v, s, mu, s_new, mu_new, r, rest, dmu, ds):
     """Adjoint of ``filter_step``: dmu and ds before the token, then da, dp, db, dphi, dlam_v.
 
     s and mu are the belief before the token, s_new and mu_new the one after it and ``rest`` the
     remainder of its value; dmu and ds are the adjoints of the belief after it. dlam_v is
-    k (k dphi + v db), written so that the two do not cancel under strong evidence.
+    k2 dphi + v sum k db, written so that the two do not cancel under strong evidence.
     """
     g = r * dmu
     s_ds = s_new * ds
-    k_rest = k[:, None] * (rest * dmu)
-    dP = r * (r * ds + lam_v[None, :] * k_rest)
+    rest_dmu = per_block(rest * dmu)
+    dP = r * (r * ds + lam_v[None, None, :] * rest_dmu)
     a_dP = a * dP
-    da = mu * g + s * (a_dP + a_dP)
-    dphi = -(s_new * (mu_new * dmu + s_ds))
-    dlam_v = s_new * (k_rest - (k * k)[:, None] * s_ds)
+    da = per_block(mu * g) + s * (a_dP + a_dP)
+    dphi = -(s_new * (per_block(mu_new * dmu) + s_ds))
+    dlam_v = s_new * (rest_dmu - k2[:, :, None] * s_ds)
     return a * g, a * a_dP, da, dP, s_new * dmu, dphi, dlam_v
 
 
@@ -77,4 +103,4 @@ def adjoint_then(a, r, e, dmu, ds, gain, cross, dmu_0, ds_0):
     c = a * r
     gain = c * gain
     cross = c * cross + gain * (gain * e)
-    return gain, cross, dmu_0 + gain * dmu, ds_0 + cross * dmu + gain * (gain * ds)
+    return gain, cross, dmu_0 + gain * dmu, ds_0 + per_block(cross * dmu) + gain * (gain * ds)

@@ -14,8 +14,8 @@ import triton.language as tl
 from kalman_attention.ops.triton.lane import seen
 
 SIZES = (
-    *("B", "T", "N", "D", "rows", "columns", "chunks", "blocks", "segments", "per_segment"),
-    *("stride", "first_row"),
+    *("B", "T", "N", "G", "D", "rows", "columns", "chunks", "blocks", "segments", "per_segment"),
+    *("stride", "block_stride", "first_row"),
 )
 """Integer arguments, besides the strides of rows and tokens, which end in ``_sb`` and ``_st``."""
 
@@ -60,11 +60,41 @@ def chunks_of(segment, per_segment, first, end, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def lanes_of(block, N, D, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Slots, channels, offsets into an [N, D] array, and which of each exist."""
-    n = tl.arange(0, BLOCK_N)
-    d = block * BLOCK_D + tl.arange(0, BLOCK_D)
-    return n, d, n[:, None] * (d * 0 + D)[None, :] + d[None, :], n < N, d < D
+def lanes_of(block, N, G, D, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Slots and channels of a tile, and where its lanes and blocks stand in memory.
+
+    Returns:
+        n: slots, ``[M, G]``; one that no block has is number N.
+        d: channels, ``[D]``.
+        at: offsets of the lanes in an ``[N, D]`` array, ``[M, G, D]``.
+        at_g: of the blocks in a ``[G, D]`` array, ``[1, G, D]``.
+        at_first: of their first slots in an ``[N, D]`` array.
+    """
+    g, d = tl.arange(0, BLOCK_G)[None, :], block * BLOCK_D + tl.arange(0, BLOCK_D)
+    row, column = (d * 0 + D)[None, None, :], d[None, None, :]
+    at_g = g[:, :, None] * row + column
+    if BLOCK_M == 1:
+        return g, d, at_g, at_g, at_g
+    else:
+        m, j = N // G, tl.arange(0, BLOCK_M)[:, None]
+        n = tl.where(j < m, g * m + j, N)
+        return n, d, n[:, :, None] * row + column, at_g, (g * m)[:, :, None] * row + column
+
+
+@triton.jit
+def lanes_exist(n, d, N, D):
+    """Which slots, channels and lanes of a tile there are."""
+    has_n, has_d = n < N, d < D
+    return has_n, has_d, has_n[:, :, None] & has_d[None, None, :]
+
+
+@triton.jit
+def blocks_exist(has):
+    """Which blocks of a tile there are: those whose first slot there is."""
+    if has.shape[0] == 1:
+        return has
+    else:
+        return tl.max(has.to(tl.int32), axis=0, keep_dims=True) != 0
 
 
 @triton.jit
@@ -87,7 +117,7 @@ def observe(
     k, v, lam_v, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st,
     row, t, n, d, keep_n, keep_d, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Key, value and precision of token t, [N], [D] and [D]; 0 where there is none."""
+    """Key, value and precision of token t, [M, G], [D] and [D]; 0 where there is none."""
     k_t = read(k, k_sb, k_st, row, t, n, keep_n, DTYPE)
     v_t = read(v, v_sb, v_st, row, t, d, keep_d, DTYPE)
     lam_v_t = read(lam_v, lam_v_sb, lam_v_st, row, t, d, keep_d, DTYPE)
@@ -95,7 +125,16 @@ def observe(
 
 
 @triton.jit
+def squares(k):
+    """|k|^2 of every block, ``[1, G]``."""
+    if k.shape[0] == 1:
+        return k * k
+    else:
+        return tl.sum(k * k, axis=0, keep_dims=True)
+
+
+@triton.jit
 def token_evidence(k, v, lam_v):
-    """``filtering.evidence.token_evidence`` of one token: phi and b, [N, D]."""
-    phi = (k * k)[:, None] * lam_v[None, :]
-    return phi, k[:, None] * (lam_v * v)[None, :]
+    """``filtering.blocks.block_evidence``: phi, ``[1, G, D]``, and b, ``[M, G, D]``."""
+    phi = squares(k)[:, :, None] * lam_v[None, None, :]
+    return phi, k[:, :, None] * (lam_v * v)[None, None, :]

@@ -40,41 +40,63 @@ class Schedule(NamedTuple):
     """How one pass is cut.
 
     Attributes:
-        block_n: slots of a tile, a power of two that holds N.
+        block_m: slots of a block of slots, a power of two that holds N / G.
+        block_g: blocks of slots of a tile, a power of two that holds G.
         block_d: channels of a tile.
         blocks: channel blocks per row.
         segments: time segments per row; 1 is the lane-serial schedule.
         per_segment: chunks of ``CHUNK`` tokens per segment.
     """
 
-    block_n: int
+    block_m: int
+    block_g: int
     block_d: int
     blocks: int
     segments: int
     per_segment: int
 
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """Sizes of a tile: slots of a block, blocks, channels."""
+        return self.block_m, self.block_g, self.block_d
+
 
 def schedule(inputs: ScanInputs, lanes: int, dtype: torch.dtype) -> Schedule:
     """Cut a call with arithmetic in ``dtype`` into programs of about ``lanes`` lanes."""
-    T, (R, N, D) = inputs.v.shape[1], inputs.mean_0.shape
-    return cut(R, T, N, D, lanes_for(dtype, lanes))
+    T, (R, N, D), share = inputs.v.shape[1], inputs.mean_0.shape, inputs.slots
+    return cut(R, T, N, D, lanes_for(dtype, lanes, share), share)
 
 
-def lanes_for(dtype: torch.dtype, lanes: int) -> int:
-    """Lanes of a program: a quarter in float64, which takes two registers and more temporaries."""
+def lanes_for(dtype: torch.dtype, lanes: int, share: int = 1) -> int:
+    """Lanes of a program: fewer where each takes more registers.
+
+    A quarter in float64, which takes two and more temporaries. Half where a backward program adds
+    up over slots that share a variance.
+    """
+    lanes = lanes // 2 if share > 1 and lanes == BACKWARD_LANES else lanes
     return lanes // 4 if dtype == torch.float64 else lanes
 
 
-def cut(rows: int, T: int, N: int, D: int, lanes: int) -> Schedule:
-    """``schedule`` by sizes; T counts all tokens of a row, or of all documents when packed."""
-    block_n = power_of_two(N)
-    block_d = min(max(1, lanes // block_n), power_of_two(D))
+def cut(rows: int, T: int, N: int, D: int, lanes: int, share: int = 1) -> Schedule:
+    """``schedule`` by sizes.
+
+    Args:
+        rows: of the call; documents when packed.
+        T: tokens of a row, or of all documents when packed.
+        N: slots.
+        D: channels.
+        lanes: of a program, about.
+        share: slots that share a variance.
+    """
+    block_m, block_g = power_of_two(share), power_of_two(N // share)
+    block_d = min(max(1, lanes // (block_m * block_g)), power_of_two(D))
+    tile = (block_m, block_g, block_d)
     blocks, chunks = ceil(D, block_d), ceil(T, CHUNK)
     segments = min(FILL // max(1, rows * blocks), chunks)
     if segments < LEAST_SEGMENTS:
-        return Schedule(block_n, block_d, blocks, 1, chunks)
+        return Schedule(*tile, blocks, 1, chunks)
     per_segment = ceil(chunks, segments)
-    return Schedule(block_n, block_d, blocks, ceil(chunks, per_segment), per_segment)
+    return Schedule(*tile, blocks, ceil(chunks, per_segment), per_segment)
 
 
 def wave_rows(cut: Schedule) -> int:
