@@ -39,7 +39,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """The contents of an ordinary file of at most so many bytes."""
+    """The contents of an ordinary file of limited size."""
     with open_file(path) as file:
         data = file.read(most + 1)
     if len(data) > most:

@@ -136,14 +136,14 @@ class Attention(Mixer):
     def init_state(
         self, batch_size: int, *, capacity: int = 0, like: Tensor | None = None
     ) -> AttentionState:
-        """An empty cache; with a capacity, room for so many tokens is set aside."""
+        """An empty cache; with a capacity, room for that many tokens is set aside."""
         like, c = self._like(like), self.config
         shape = (batch_size, c.heads, capacity, c.head_dim)
         seen = torch.zeros(batch_size, dtype=torch.int64, device=like.device)
         return AttentionState(like.new_zeros(shape), like.new_zeros(shape), None, seen, 0)
 
     def reserve(self, state: AttentionState, capacity: int) -> AttentionState:
-        """A copy with room for so many tokens, to be filled in place."""
+        """A copy with room for more tokens, to be filled in place."""
         room = (0, 0, 0, capacity)
         keys, values = (
             nn.functional.pad(z[:, :, : state.length], room) for z in (state.keys, state.values)

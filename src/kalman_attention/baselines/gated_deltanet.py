@@ -46,7 +46,7 @@ class GatedDeltaNetConfig(HeadSizes):
 
     Attributes:
         expand_k: width of all keys together, in units of d_model.
-        expand_v: width of all values together, likewise.
+        expand_v: width of all values together, in units of d_model.
         conv_kernel: taps of the convolution of q, k and v.
         negative_eigenvalues: let beta reach from 0 to 2 instead of 1 (Grazzi et al.,
             arXiv:2411.12537). Beyond 1 a token turns what it finds over instead of erasing it, and
@@ -167,7 +167,7 @@ def delta_recurrence(
 
     Args:
         q: queries, ``[B, T, H, K]``.
-        k: keys, likewise, of length at most 1.
+        k: keys of the same shape, of length at most 1.
         v: values, ``[B, T, H, V]``.
         log_alpha: logarithm of the decays, at most 0, ``[B, T, H]``.
         beta: rates between 0 and 2, ``[B, T, H]``; 0 writes nothing.

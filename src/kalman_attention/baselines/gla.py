@@ -112,7 +112,7 @@ def gla_recurrence(
 
     Args:
         q: queries, ``[B, T, H, K]``.
-        k: keys, likewise; a key of 0 writes nothing.
+        k: keys, of the same shape; a key of 0 writes nothing.
         v: values, ``[B, T, H, V]``.
         log_alpha: logarithm of the decays, at most 0, ``[B, T, H, K]``.
         state: ``[B, H, K, V]``.

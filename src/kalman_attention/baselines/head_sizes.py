@@ -11,7 +11,7 @@ class HeadSizes:
         d_model: width of input and output.
         num_heads: heads.
         expand_k: width of all keys together, in units of d_model.
-        expand_v: width of all values together, likewise.
+        expand_v: width of all values together, in units of d_model.
     """
 
     d_model: int

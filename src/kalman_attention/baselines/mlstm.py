@@ -54,7 +54,7 @@ class MLSTMConfig:
         num_heads: heads.
         proj_factor: width of stream and gate, in units of d_model.
         qk_factor: width of queries and keys, in units of the stream's; the published block has 1.
-        qkv_block: q, k and v each see so many channels of the stream at a time (the projections are
+        qkv_block: channels of the stream that q, k and v each see at a time (the projections are
             block-diagonal); None for full projections.
         conv_kernel: taps of the convolution before q and k.
         norm_eps: of the norm per head.
@@ -278,10 +278,10 @@ def mlstm_recurrence(
 
     Args:
         q: queries, ``[B, T, H, K]``.
-        k: keys, likewise.
+        k: keys, of the same shape.
         v: values, ``[B, T, H, V]``.
         log_i: logarithm of the input gates, ``[B, T, H]``; -inf writes nothing.
-        log_f: logarithm of the forget gates, at most 0, likewise.
+        log_f: logarithm of the forget gates, at most 0, of the same shape.
         state: S and n, both times exp(-m), ``[B, H, K, V + 1]``.
         m: stabiliser of the state, finite, ``[B, H]``.
 

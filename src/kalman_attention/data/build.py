@@ -282,7 +282,7 @@ def _check_division(writers: dict[str, "_Writer"]) -> None:
 
 
 class _Cut(NamedTuple):
-    """So many documents from the front, which have so many tokens."""
+    """How many documents from the front to take, and how many tokens they have."""
 
     documents: int
     tokens: int

@@ -218,7 +218,7 @@ class WindowLoader(_Loader):
         return lane * (int(self._ends[-1]) // self._lanes) + turn * self.seq_len
 
     def _read(self, place: int, count: int) -> Tokens:
-        """So many tokens from a place on, over the borders of groups and epochs."""
+        """A number of tokens from a place on, over the borders of groups and epochs."""
         stretches, parts = self._documents.stretches, []
         place %= int(self._ends[-1])
         group = int(np.searchsorted(self._ends, place, "right"))

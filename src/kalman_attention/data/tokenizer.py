@@ -45,7 +45,7 @@ MOST_TOKENS = 1 << 24
 """Vocabularies beyond are refused: tables over the ids would fill the memory."""
 
 TRAINING_CHARACTERS = 10_000
-"""Only so many characters of each document are used to train."""
+"""Only this many characters of each document are used to train."""
 
 
 class Tokenizer:

@@ -23,7 +23,7 @@ class TokenRow:
         token: its text, or its number.
         gain: share of the belief it replaced, mean over channels, one number per block (NaN for a
             block without a belief).
-        variance: posterior variance after it, likewise.
+        variance: posterior variance after it, per block too.
         entropy: of the prediction after it, in nats.
         epistemic: part of that which knowing the latent would settle; NaN without samples.
     """

@@ -31,7 +31,7 @@ def validation_bits(
         data: the opened shards, with their tokenizer.
         seq_len: tokens of a row.
         batch_size: rows that go through the model at a time; changes nothing else.
-        tokens: score so many at most, in rows evenly apart; None for all whole rows.
+        tokens: score this many at most, in rows evenly apart; None for all whole rows.
         reset_state: forget at the borders of documents.
 
     Returns:
@@ -64,7 +64,7 @@ def validation_bits(
 
 
 def _rows(data: ShardedTokens, seq_len: int, batch_size: int, rows: int) -> Iterator[Batch]:
-    """So many rows of the split, in batches.
+    """A number of rows of the split, in batches.
 
     Evenly apart and not the first: the first documents may be easier, or harder, than the others.
     """

@@ -107,7 +107,7 @@ def evaluate_zero_shot(
         harness: the model with its options.
         names: tasks; with ``data`` out of ``BENCHMARKS``, else any task of the harness.
         data: folder with local files; None fetches the data from the hub.
-        limit: only the first so many items of each task.
+        limit: only this many items, the first ones, of each task.
 
     Returns:
         ``{"settings": ..., "tasks": {name: {"items", "metric", "acc", "acc_stderr", ...}}}``,

@@ -54,8 +54,8 @@ def transition_adjoint(
 
     Args:
         a_bar: as for ``transition``.
-        p_bar: likewise.
-        dt: likewise.
+        p_bar: as for ``transition``.
+        dt: as for ``transition``.
         da: gradient of the decay of every token, ``[..., N, D]``.
         dp: gradient of its noise variance, ``[..., N, D]``.
 

@@ -79,10 +79,10 @@ class FilterMap(NamedTuple):
 
 
 class AdjointMap(NamedTuple):
-    """From gradients by the belief after a segment to those by the belief before it.
+    """From gradients of the belief after a segment to those of the belief before it.
 
     dmu -> gain dmu + dmu_0 and ds -> gain^2 ds + cross dmu + ds_0, entries ``[..., N, D]``: dmu_0
-    and ds_0 come from the gradients by the outputs of the segment.
+    and ds_0 come from the gradients of the outputs of the segment.
     """
 
     gain: Tensor
@@ -104,7 +104,7 @@ class AdjointMap(NamedTuple):
             r: retention of the token, ``moment.retention``.
             e: what it says beyond the prediction, b - phi a mu.
             dmu: gradient that its outputs add to that of the mean.
-            ds: likewise of the variance.
+            ds: gradient that they add to that of the variance.
         """
         c = a_bar * r
         gain = c * self.gain
@@ -127,7 +127,7 @@ class AdjointMap(NamedTuple):
         )
 
     def apply(self, dmu: Belief, ds: Belief) -> tuple[Belief, Belief]:
-        """Gradients by mean and variance before the segment, from those after it."""
+        """Gradients of mean and variance before the segment, from those after it."""
         return (
             self.gain * dmu + self.dmu_0,
             self.gain * (self.gain * ds) + self._shared(self.cross * dmu) + self.ds_0,

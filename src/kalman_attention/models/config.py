@@ -28,13 +28,13 @@ class LanguageModelConfig:
         plan: the mixer of every block: a tuple of names, or a pattern such as
             ``"attention*11 + kla"``; stored as a tuple.
         kla: options of the KLA mixers; None means the defaults at this width.
-        attention: options of the attention mixers; likewise.
-        mamba: options of the Mamba mixers; likewise.
-        gla: options of the gated linear attention mixers; likewise.
-        gated_deltanet: options of the Gated DeltaNet mixers; likewise.
-        mlstm: options of the mLSTM mixers; likewise.
-        lstm: options of the LSTM mixers; likewise.
-        others: options of mixers that ``register_mixer`` has added, by name; likewise.
+        attention: options of the attention mixers, as for KLA.
+        mamba: options of the Mamba mixers, as for KLA.
+        gla: options of the gated linear attention mixers, as for KLA.
+        gated_deltanet: options of the Gated DeltaNet mixers, as for KLA.
+        mlstm: options of the mLSTM mixers, as for KLA.
+        lstm: options of the LSTM mixers, as for KLA.
+        others: options of mixers that ``register_mixer`` has added, by name, as for KLA.
         mlp: channel mixer after each mixer: ``"none"`` (KLA's gate is one already), ``"swiglu"``
             or ``"relu2"``.
         mlp_width: hidden width of the MLP; None means 4 d_model (8/3 d_model for SwiGLU).

@@ -26,7 +26,7 @@ class TokenUncertainty(NamedTuple):
         variance: posterior variance of the last read-out, mean over channels; None if the last
             mixer has no belief.
         aleatoric: part of the entropy that the latent would not settle; None without samples.
-        epistemic: part of the entropy that the latent would settle; likewise.
+        epistemic: part of the entropy that the latent would settle; None without samples.
     """
 
     entropy: Tensor
@@ -54,7 +54,7 @@ class Sampling:
 
     Attributes:
         temperature: 0 takes the most likely token.
-        top_k: only among so many of the most likely tokens.
+        top_k: only among this many of the most likely tokens.
         top_p: only among the most likely tokens that together reach this probability.
     """
 

@@ -181,11 +181,11 @@ class LanguageModel(BlockStack):
                 not touched, so that many continuations may start from one prefix.
             mask: ``[B, T]`` bool, False for padding, left or right.
             temperature: 0 takes the most likely token; otherwise tokens are drawn.
-            top_k: draw among so many of the most likely tokens only.
+            top_k: draw among this many of the most likely tokens only.
             top_p: draw among the most likely tokens that together reach this probability only.
             stop_token: ends a row.
             generator: source of the randomness.
-            num_samples: predict with so many posterior samples (KLA+); 0 uses the posterior mean.
+            num_samples: predict with this many posterior samples (KLA+); 0 uses the posterior mean.
             output_uncertainty: also say how sure the model was of every token.
 
         Returns:

@@ -35,7 +35,7 @@ class VarianceTrace(NamedTuple):
 
     Attributes:
         variance: of every channel of the read-out, ``[T, D]``.
-        gain: Kalman gain, likewise.
+        gain: Kalman gain, of the same shape.
         marked: positions of the tokens that must be copied.
         tokens: readable names.
     """

@@ -117,7 +117,7 @@ class Permutations(Task):
         Args:
             split: ``"train"`` or ``"test"``; no problem of full length is in both.
             seed: which set; the same seed gives the same set.
-            count: only the first so many sequences; None for all.
+            count: number of sequences, the first ones; None for all.
 
         Returns:
             ``Sequences(inputs, targets)``, ``[count, input_len]`` each.

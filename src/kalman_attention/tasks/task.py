@@ -89,7 +89,7 @@ class Task(ABC):
         Args:
             split: ``"train"`` or ``"test"``; both draw from streams of their own.
             seed: which set; the same seed gives the same set.
-            count: only the first so many sequences (or more of them); None for all.
+            count: number of sequences, the first ones (or more of them); None for all.
 
         Returns:
             ``Sequences(inputs, targets)``, ``[count, input_len]`` each.

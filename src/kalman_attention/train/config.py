@@ -21,9 +21,9 @@ class TrainConfig:
         max_steps: number of updates; give this or epochs.
         epochs: passes over the data instead, for data that has a length.
         lr: learning rate of parameter groups that have none of their own.
-        betas: of Adam, likewise.
-        eps: of Adam, likewise.
-        weight_decay: decoupled, likewise.
+        betas: of Adam, in the same case.
+        eps: of Adam, in the same case.
+        weight_decay: decoupled, in the same case.
         clip: largest norm of all gradients together; None never clips.
         schedule: ``"constant"``, ``"cosine"``, or the paper's ``"trapezoidal"``.
         warmup_steps: updates of linear warm-up before the schedule.
@@ -39,8 +39,8 @@ class TrainConfig:
         monitor: which metric of the evaluation says how good the model is; None keeps no best.
         mode: whether ``"max"`` or ``"min"`` of it is best.
         min_delta: an improvement smaller than this is none.
-        patience: stop after so many evaluations without improvement; None never does.
-        target: stop once the metric is as good as this; None never does.
+        patience: stop after this many evaluations without improvement; None never does.
+        target: stop once the metric reaches this; None never does.
         seed: of everything random.
         dtype: ``"float32"`` computes in the dtypes of the model, ``"bfloat16"`` under autocast.
         threads: threads of torch; None leaves them alone. Matrix products may round differently
@@ -131,7 +131,7 @@ class TrainConfig:
         return gain > self.min_delta
 
     def reaches_target(self, value: float) -> bool:
-        """Whether a value of the monitored metric is as good as asked for."""
+        """Whether a value of the monitored metric reaches the target."""
         if self.target is None:
             return False
         return value >= self.target if self.mode == "max" else value <= self.target

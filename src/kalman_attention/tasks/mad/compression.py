@@ -6,7 +6,7 @@
     target  c2 c3 c3 c2 c3  #
 
 A model for this task decodes every position from what it holds after the last token
-(``models/autoencoder.py``). The last target is always the same and is scored all the same, as in
+(``models/autoencoder.py``). The last target is always the same and is scored nevertheless, as in
 the published task; the accuracy on content alone is a metric of its own.
 """
 

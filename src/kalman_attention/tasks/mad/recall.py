@@ -87,7 +87,7 @@ class Recall(Task):
         # The last pair asks for one of the keys that were shown, each as likely as the other.
         shown = (first < pairs - 1).float()
         keys[:, -1] = torch.multinomial(shown, 1, generator=generator).squeeze(1)
-        # A value per key and row, drawn ahead: as good as drawing it when the key first comes.
+        # A value per key and row, drawn ahead: the same as drawing it when the key first comes.
         bound = self.num_keys + uniform((count, self.num_keys), self.num_values, generator)
         values = bound.gather(1, keys)
         if self.noise > 0.0:
