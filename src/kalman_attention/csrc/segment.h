@@ -17,12 +17,6 @@ struct FilterMap {
   V s, mu, gain, J, eta;
 };
 
-// The map of no token at all.
-template <class V>
-KLA_LANE FilterMap<V> filter_identity() {
-  return {V(0), V(0), V(1), V(0), V(0)};
-}
-
 template <class V, class A>
 KLA_LANE FilterMap<V> then_token(const FilterMap<V>& m, A a, V p, V phi, V b) {
   const auto next = filter_step<V>(a, p, phi, b, m.s, m.mu);
@@ -46,12 +40,6 @@ template <class V>
 struct AdjointMap {
   V gain, cross, dmu_0, ds_0;
 };
-
-// The map of no token at all.
-template <class V>
-KLA_LANE AdjointMap<V> adjoint_identity() {
-  return {V(1), V(0), V(0), V(0)};
-}
 
 // r is that of filter_step and e the innovation; dy and dy_var the gradients that the token adds to dmu and ds.
 template <class V, class A>

@@ -170,6 +170,8 @@ ENGINES = {
             devices=("cuda", "cpu") if emulation.LIBRARY else ("cuda",),
             location=f"{_PACKAGE}.cuda",
             step=True,
+            gaps=True,
+            shared=True,
             missing=None if emulation.LIBRARY else device.why_not(),
         ),
         Engine(

@@ -53,7 +53,8 @@ def _compile(nvcc: str, program: Program, architecture: str) -> list[KernelResou
 
 
 def _parse(log: str, program: Program, architecture: str) -> Iterator[KernelResources]:
-    variant = f"{program.type}, {program.group} threads per channel"
+    kind = ", shared variances" * program.shared + ", gaps" * program.gaps
+    variant = f"{program.type}, {program.group} threads per channel{kind}"
     entry, spills = "", 0
     for line in log.splitlines():
         if match := _ENTRY.search(line):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kalman_attention.ops.cuda.params import ARRAYS, Params
 from kalman_attention.ops.cuda.program import CSRC
 
 GXX = shutil.which("g++")
@@ -33,7 +34,8 @@ KLA_KERNEL(lanes, 64, 1) {
   static_cast<float*>(p.y)[i] = __shfl_xor_sync(~0u, static_cast<float>(i), 5);
 }
 """
-Y = 11 + 5 * 4 + 5  # word of Params that holds y
+WORDS = [(name, 4 if name in ARRAYS else 1) for name in Params._fields]
+Y = sum(size for name, size in WORDS[: Params._fields.index("y")])  # word that holds y
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +52,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 def run(library: ctypes.CDLL, name: bytes, seed: int) -> tuple[int, list[float]]:
     y = (ctypes.c_float * 128)()
-    words = [0] * 65
+    words = [0] * sum(size for _, size in WORDS)
     words[Y] = ctypes.addressof(y)
-    params = struct.pack("=65q", *words)
+    params = struct.pack(f"={len(words)}q", *words)
     launch = library.kla_emulate
     launch.argtypes = [ctypes.c_char_p, ctypes.c_char_p, *[ctypes.c_int64] * 2, ctypes.c_char_p]
     launch.argtypes += [ctypes.c_int64, ctypes.c_uint64]

@@ -11,11 +11,11 @@ from kalman_attention.ops.cuda.program import GROUPS
 from tests.systems import examples
 
 
-def shaped(B: int, T: int, N: int, D: int, rows: int | None = None) -> ScanInputs:
+def shaped(B: int, T: int, N: int, D: int, rows: int | None = None, share: int = 1) -> ScanInputs:
     """Inputs without memory behind them."""
     tokens = [torch.empty(B, T, x, device="meta") for x in (N, N, D, D)]
-    lanes = [torch.empty(N, D, device="meta")] * 2
-    beliefs = [torch.empty(rows or B, N, D, device="meta")] * 2
+    lanes = [torch.empty(N // share, D, device="meta")] * 2
+    beliefs = [torch.empty(rows or B, x, D, device="meta") for x in (N, N // share)]
     borders = None if rows is None else torch.empty(rows + 1, dtype=torch.int64, device="meta")
     return ScanInputs(*tokens, *lanes, *beliefs, None, borders)
 
@@ -46,20 +46,23 @@ def test_packed_documents_are_split_by_the_length_of_the_row() -> None:
 @given(
     B=st.integers(1, 40),
     T=st.integers(0, 10**6),
-    N=st.integers(1, 300),
+    G=st.integers(1, 300),
+    share=st.sampled_from([1, 1, 2, 3, 16, 64]),
     D=st.integers(1, 5000),
     double=st.booleans(),
 )
-def test_every_lane_and_token_has_a_place(B: int, T: int, N: int, D: int, double: bool) -> None:
+def test_every_lane_and_token_has_a_place(
+    B: int, T: int, G: int, share: int, D: int, double: bool
+) -> None:
     dtype = torch.float64 if double else torch.float32
-    for cut in (
-        grid.forward_grid(shaped(B, T, N, D)),
-        grid.backward_grid(shaped(B, T, N, D), dtype),
-    ):
+    inputs = shaped(B, T, G * share, D, share=share)
+    for cut in (grid.forward_grid(inputs), grid.backward_grid(inputs, dtype)):
         assert cut.group in GROUPS
         assert cut.group * cut.channels == cut.threads
         assert (cut.blocks - 1) * cut.channels < D <= cut.blocks * cut.channels
-        assert cut.slots >= N or cut.group == 32
+        assert cut.places >= share
+        assert cut.slots % cut.places == 0  # no block of slots is torn
+        assert cut.slots >= G * cut.places or cut.slots in (64, 128)
         assert cut.span % CHUNK == 0
         per_row = cut.segments // B
         assert per_row * B == cut.segments

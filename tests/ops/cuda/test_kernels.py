@@ -26,6 +26,12 @@ CASES = {
     "holes": Case(B=4, T=200, N=4, D=8, padding="random"),
     "packed": Case(B=1, T=400, N=4, D=8, documents=6),
     "more documents than tokens": Case(B=1, T=5, N=2, D=8, documents=9),
+    "blocks with empty places": Case(B=2, T=140, N=18, D=5, share=9, padding="random"),
+    "blocks in several rounds": Case(B=1, T=70, N=150, D=3, share=2),
+    "the largest block": Case(B=1, T=70, N=128, D=3, share=grid.LARGEST_BLOCK, documents=2),
+    "gaps": Case(B=2, T=140, N=5, D=13, gaps="channel", padding="left"),
+    "gaps in several rounds": Case(B=1, T=70, N=150, D=3, gaps="token"),
+    "gaps and blocks": Case(B=1, T=200, N=16, D=9, share=8, gaps="channel", documents=4),
 }
 SCHEDULES = ["serial", "split"]
 
@@ -46,24 +52,28 @@ def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("N", [1, 3, 16, 67])
+@pytest.mark.parametrize(
+    ("N", "share", "gaps"),
+    [(1, 1, "none"), (3, 1, "none"), (16, 1, "none"), (67, 1, "none"), (24, 12, "channel")],
+)
 def test_the_order_of_threads_changes_no_bit(
-    schedule: str, N: int, monkeypatch: pytest.MonkeyPatch
+    schedule: str, N: int, share: int, gaps: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call = make_call(Case(B=2, T=150, N=N, D=9, padding="random"))
+    call = make_call(Case(B=2, T=150, N=N, D=9, share=share, gaps=gaps, padding="random"))
     expected = run_call(call, "cuda", torch.float32)
     for seed in (1, 2, 3):
         monkeypatch.setattr(emulation, "SEED", seed)
         assert same_bits(run_call(call, "cuda", torch.float32), expected)
 
 
-def test_waves_of_channels_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = make_call(Case(B=2, T=70, N=70, D=50))
+@pytest.mark.parametrize("share", [1, 5])
+def test_waves_of_channels_change_no_bit(share: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = make_call(Case(B=2, T=70, N=70, D=50, share=share))
     expected = run_call(call, "cuda", torch.float32)
     launches = []
     launch = scan.launch
     monkeypatch.setattr(scan, "launch", lambda *args: (launches.append(args[1]), launch(*args)))
-    monkeypatch.setattr(scan, "PART_BYTES", 300_000)
+    monkeypatch.setattr(scan, "PART_BYTES", 150_000)
     assert same_bits(run_call(call, "cuda", torch.float32), expected)
     assert launches.count("kla_sum_slots") > 2 * 2
 
@@ -125,6 +135,16 @@ def test_rows_may_lie_more_than_two_to_the_31_elements_apart() -> None:
     apart.copy_(x.v)
     got = cuda.forward(x._replace(v=apart), return_variance=False, save=False)
     assert torch.equal(got.y, cuda.forward(x, return_variance=False, save=False).y)
+
+
+def test_a_block_that_is_too_large_is_refused() -> None:
+    from kalman_attention import kla_scan
+
+    tensors = make_call(
+        Case(B=1, T=2, N=2 * grid.LARGEST_BLOCK, D=1, share=2 * grid.LARGEST_BLOCK)
+    ).tensors
+    with pytest.raises(ValueError, match=r"up to 64 slots that share.*engine='triton'"):
+        kla_scan(*tensors[:6], engine="cuda")
 
 
 def test_an_unknown_kernel_is_an_error() -> None:

@@ -3,7 +3,8 @@
 // schedule. The time-split schedule cuts rows into more segments: kla_summarise finds what each does to
 // any belief, kla_link passes beliefs from segment to segment, then kla_forward replays them all exactly.
 //
-// Compiled once per arithmetic type (KLA_T) and number of threads per channel (KLA_GROUP).
+// Compiled once per arithmetic type (KLA_T), number of threads per channel (KLA_GROUP), and for slots that
+// share a variance (KLA_BLOCKS) and time between tokens (KLA_GAPS) or without.
 #include "lanes.h"
 
 namespace kla {
@@ -11,26 +12,29 @@ namespace kla {
 constexpr int kForwardThreads = 128, kForwardSlots = 4, kLinkThreads = 128;
 constexpr int kStepThreads = 128, kStepWarps = kStepThreads / 32;
 // Blocks per multiprocessor: as many as the registers allow without spills.
-template <class T>
-constexpr int kForwardBlocks = sizeof(T) == 8 ? 3 : 8;
-template <class T>
-constexpr int kSummaryBlocks = sizeof(T) == 8 ? 2 : 4;
-template <class T>
-constexpr int kStepBlocks = sizeof(T) == 8 ? 6 : 8;
+template <class C>
+constexpr int kForwardBlocks = C::kDouble ? (C::kGaps ? 2 : 3) : (C::kGaps ? 5 : 8);
+template <class C>
+constexpr int kSummaryBlocks = C::kDouble ? 2 : 4;
+template <class C>
+constexpr int kStepBlocks = C::kDouble ? (C::kGaps ? 4 : 6) : 8;
 
-template <int GROUP>
-using ForwardLanes = Lanes<GROUP, kForwardSlots, kForwardThreads>;
+template <class C>
+using ForwardLanes = Lanes<C, kForwardSlots, kForwardThreads>;
 
-template <class T, int GROUP>
+template <class C>
 struct Tile {
-  static constexpr int kTokens = sizeof(T) == 8 ? 16 : 32;
-  using At = ForwardLanes<GROUP>;
+  using T = typename C::T;
+  using At = ForwardLanes<C>;
+  static constexpr int kTokens = (C::kDouble ? 16 : 32) / (C::kGaps ? 2 : 1);
 
   // lam_v v becomes y and lam_v becomes y_var. That needs no barrier: the threads of a channel are in
   // one warp, and a sum over them is complete only after all of them have read what it is made of.
   T lv_y[kTokens][At::kChannels];
   T lam_v_y_var[kTokens][At::kChannels];
+  T dt[C::kGaps ? kTokens : 1][At::kChannels];
   T k[kTokens][At::kSlots], q[kTokens][At::kSlots];
+  T k2[kTokens][At::kBlocks];  // where slots share a variance: |k|^2 of their block
   bool real[kTokens];
 
   KLA_DEVICE void load(const Params& p, const At& at, Int t) {
@@ -38,14 +42,25 @@ struct Tile {
     KLA_ROLLED
     for (int i = at.thread; i < kTokens * At::kChannels; i += kForwardThreads)
       lv_y[i / At::kChannels][i % At::kChannels] *= lam_v_y_var[i / At::kChannels][i % At::kChannels];
+    if constexpr (C::kGaps) at.stage_channels(p, p.dt, t, dt, p.dt_width);
     at.stage_slots(p, p.k, t, k);
+    at.stage_squares(p, p.k, t, k2);
     at.stage_mask(p, t, real);
+  }
+
+  KLA_DEVICE T gap(const At& at, int j) const { return C::kGaps ? dt[C::kGaps ? j : 0][at.channel] : T(0); }
+
+  // |k|^2 of the block of slots that variance o of a thread belongs to.
+  KLA_DEVICE T square(const At& at, int j, int o) const {
+    if constexpr (C::kShared) return k2[j][at.block];
+    const T one = k[j][at.slot + o];
+    return one * one;
   }
 
   // Stores y and y_var, or what the slots up to now contribute to them.
   template <bool VAR>
   KLA_DEVICE void store(const Params& p, const At& at, Int t) const {
-    const bool begun = at.n0 > 0, done = at.n0 + At::kSlots >= p.N;
+    const bool begun = at.n0 > 0, done = at.n0 + At::kSlots >= p.G * p.places;
     T* sums = static_cast<T*>(p.channel_sums);
     KLA_ROLLED
     for (int i = at.thread; i < kTokens * At::kChannels; i += kForwardThreads) {
@@ -66,24 +81,29 @@ struct Tile {
 };
 
 // The filter over one segment, with outputs and checkpoints.
-template <class T, int GROUP, bool VAR>
+template <class C, bool VAR>
 KLA_DEVICE void forward(const Params& p) {
-  using At = ForwardLanes<GROUP>;
-  using Shared = Tile<T, GROUP>;
+  using T = typename C::T;
+  using At = ForwardLanes<C>;
+  using Shared = Tile<C>;
   using Sum = WarpSum<VAR ? 2 : 1, At::kWide, 32>;
   KLA_SHARED(Shared, tile);
   const At at(p);
   const Segment& seg = at.segment;
   if (!seg.used) return;
-  T a[kForwardSlots], pb[kForwardSlots], s[kForwardSlots], mu[kForwardSlots];
-  at.load(p, p.a_bar, 0, a);
-  at.load(p, p.p_bar, 0, pb);
-  at.load(p, seg.first ? p.mean_0 : p.borders, seg.first ? seg.row : at.number, mu);
-  at.load(p, seg.first ? p.variance_0 : p.borders, seg.first ? seg.row : p.segments + at.number, s);
+  const auto dynamics = at.dynamics(p);
+  T s[At::kOwn], mu[kForwardSlots];
+  if (seg.first) {
+    at.load(p, p.mean_0, seg.row, mu);
+    at.load_blocks(p, p.variance_0, seg.row, s);
+  } else {
+    at.load(p, p.borders, at.number, mu);
+    at.load_each(p, p.borders, p.segments + at.number, s);
+  }
   for (Int t = 0; t < seg.tokens; t += Shared::kTokens) {
     if (p.checkpoints != nullptr && t % kChunk == 0) {
       at.store(p, p.checkpoints, seg.chunk + t / kChunk, mu);
-      at.store(p, p.checkpoints, p.chunks + seg.chunk + t / kChunk, s);
+      at.store_each(p, p.checkpoints, p.chunks + seg.chunk + t / kChunk, s);
     }
     tile.load(p, at, t);
     at.stage_slots(p, p.q, t, tile.q);
@@ -92,14 +112,21 @@ KLA_DEVICE void forward(const Params& p) {
       T out[2] = {T(0), T(0)};  // y, y_var
       if (tile.real[j]) {
         const T lam_v = tile.lam_v_y_var[j][at.channel], lv = tile.lv_y[j][at.channel];
+        const T dt = tile.gap(at, j);
         KLA_UNROLL
-        for (int i = 0; i < kForwardSlots; ++i) {
-          const T k = tile.k[j][at.slot + i], q = tile.q[j][at.slot + i];
-          const auto next = filter_step<T>(a[i], pb[i], k * k * lam_v, k * lv, s[i], mu[i]);
-          s[i] = next.s;
-          mu[i] = next.mu;
-          out[0] += q * next.mu;
-          if (VAR) out[1] += q * q * next.s;
+        for (int o = 0; o < At::kOwn; ++o) {
+          const auto to = dynamics.step(o, dt);
+          const auto next = variance_step<T>(to.a, to.p, tile.square(at, j, o) * lam_v, s[o]);
+          s[o] = next.s;
+          T q2 = T(0);
+          KLA_UNROLL
+          for (int i = o; i < (C::kShared ? kForwardSlots : o + 1); ++i) {
+            const T q = tile.q[j][at.slot + i];
+            mu[i] = mean_step<T>(next, to.a * mu[i], tile.k[j][at.slot + i] * lv);
+            out[0] += q * mu[i];
+            q2 += q * q;
+          }
+          if (VAR) out[1] += q2 * next.s;
         }
       }
       const int first = Sum::run(out, at.lane);
@@ -113,44 +140,58 @@ KLA_DEVICE void forward(const Params& p) {
   }
   if (seg.last) {
     at.store(p, p.mean, seg.row, mu);
-    at.store(p, p.variance, seg.row, s);
+    at.store_blocks(p, p.variance, seg.row, s);
   }
 }
 
-// What a segment does to any belief, as five numbers per lane. The last segment of a row needs none.
-template <class T, int GROUP>
+// What a segment does to any belief, as the FilterMap of segment.h: s, gain and J for the variances of a
+// thread, mu and eta for its slots. The last segment of a row needs none.
+template <class C>
 KLA_DEVICE void summarise(const Params& p) {
-  using At = ForwardLanes<GROUP>;
-  using Shared = Tile<T, GROUP>;
+  using T = typename C::T;
+  using At = ForwardLanes<C>;
+  using Shared = Tile<C>;
   KLA_SHARED(Shared, tile);
   const At at(p);
   const Segment& seg = at.segment;
   if (!seg.used || seg.last) return;
-  T a[kForwardSlots], pb[kForwardSlots];
-  at.load(p, p.a_bar, 0, a);
-  at.load(p, p.p_bar, 0, pb);
-  FilterMap<T> map[kForwardSlots];
-  for (int i = 0; i < kForwardSlots; ++i) map[i] = filter_identity<T>();
+  const auto dynamics = at.dynamics(p);
+  T s[At::kOwn], gain[At::kOwn], J[At::kOwn], mu[kForwardSlots], eta[kForwardSlots];
+  for (int o = 0; o < At::kOwn; ++o) {
+    s[o] = J[o] = T(0);
+    gain[o] = T(1);
+  }
+  for (int i = 0; i < kForwardSlots; ++i) mu[i] = eta[i] = T(0);
   for (Int t = 0; t < seg.tokens; t += Shared::kTokens) {
     tile.load(p, at, t);
     __syncthreads();
     for (int j = 0; j < Shared::kTokens && t + j < seg.tokens; ++j) {
       if (!tile.real[j]) continue;
       const T lam_v = tile.lam_v_y_var[j][at.channel], lv = tile.lv_y[j][at.channel];
+      const T dt = tile.gap(at, j);
       KLA_UNROLL
-      for (int i = 0; i < kForwardSlots; ++i) {
-        const T k = tile.k[j][at.slot + i];
-        map[i] = then_token<T>(map[i], a[i], pb[i], k * k * lam_v, k * lv);
+      for (int o = 0; o < At::kOwn; ++o) {
+        const auto to = dynamics.step(o, dt);
+        const T phi = tile.square(at, j, o) * lam_v, before = to.a * gain[o];
+        const auto next = variance_step<T>(to.a, to.p, phi, s[o]);
+        s[o] = next.s;
+        gain[o] = next.r * before;
+        J[o] += (phi * before) * gain[o];
+        KLA_UNROLL
+        for (int i = o; i < (C::kShared ? kForwardSlots : o + 1); ++i) {
+          const T b = tile.k[j][at.slot + i] * lv, m = to.a * mu[i];
+          eta[i] += gain[o] * innovation<T>(phi, b, m);
+          mu[i] = mean_step<T>(next, m, b);
+        }
       }
     }
     __syncthreads();
   }
-  for (int i = 0; i < kForwardSlots; ++i) {
-    if (!at.exists(p, i)) continue;
-    const T entries[5] = {map[i].s, map[i].mu, map[i].gain, map[i].J, map[i].eta};
-    for (int f = 0; f < 5; ++f)
-      static_cast<T*>(p.summaries)[at.at(p, f * p.segments + at.number, i)] = entries[f];
-  }
+  at.store_each(p, p.summaries, at.number, s);
+  at.store(p, p.summaries, p.segments + at.number, mu);
+  at.store_each(p, p.summaries, 2 * p.segments + at.number, gain);
+  at.store_each(p, p.summaries, 3 * p.segments + at.number, J);
+  at.store(p, p.summaries, 4 * p.segments + at.number, eta);
 }
 
 // Passes the belief of every lane from segment to segment; one thread per lane.
@@ -159,11 +200,12 @@ KLA_DEVICE void link(const Params& p) {
   const Int lanes = p.N * p.D, field = p.segments * lanes;
   const Int index = static_cast<Int>(blockIdx.x) * kLinkThreads + threadIdx.x;
   if (index >= p.R * lanes) return;
-  const Int row = index / lanes, lane = index % lanes;
+  const Int row = index / lanes, lane = index % lanes, d = lane % p.D;
+  const Int block = row * p.G + lane / p.D / p.m;
   const Int number = first_segment(p, row), count = count_segments(p, row);
   const T* maps = static_cast<const T*>(p.summaries);
   T* borders = static_cast<T*>(p.borders);
-  T s = static_cast<const T*>(p.variance_0)[index], mu = static_cast<const T*>(p.mean_0)[index];
+  T s = static_cast<const T*>(p.variance_0)[block * p.D + d], mu = static_cast<const T*>(p.mean_0)[index];
   for (Int i = number; i + 1 < number + count; ++i) {
     const T* m = maps + i * lanes + lane;
     apply<T>(FilterMap<T>{m[0], m[field], m[2 * field], m[3 * field], m[4 * field]}, s, mu);
@@ -173,9 +215,10 @@ KLA_DEVICE void link(const Params& p) {
 }
 
 // One token per row: v, lam_v [R, D] and k, q [R, N]. A warp takes 32 channels and every kStepWarps-th
-// slot, so that the [N, D] arrays are streamed once, in full lines.
-template <class T, bool VAR>
+// block of slots, so that the [N, D] arrays are streamed once, in full lines.
+template <class C, bool VAR>
 KLA_DEVICE void step(const Params& p) {
+  using T = typename C::T;
   struct Shared {
     T y[kStepWarps][32], y_var[kStepWarps][32];
   };
@@ -190,21 +233,34 @@ KLA_DEVICE void step(const Params& p) {
   };
   const T lam_v = inside && real ? token(p.lam_v, d) : T(0);
   const T lv = inside && real ? lam_v * seen<T>(token(p.v, d), lam_v) : T(0);
+  T dt = T(0);
+  if constexpr (C::kGaps) dt = inside && real ? token(p.dt, d * p.dt_width) : T(0);
   T y = 0, y_var = 0;
-  for (Int n = warp; n < p.N && inside; n += kStepWarps) {
-    const Int lane_at = n * p.D + d, at = row * p.N * p.D + lane_at;
-    T s = static_cast<const T*>(p.variance_0)[at], mu = static_cast<const T*>(p.mean_0)[at];
-    if (real) {
-      const T k = token(p.k, n), q = token(p.q, n);
-      const T a = static_cast<const T*>(p.a_bar)[lane_at], pb = static_cast<const T*>(p.p_bar)[lane_at];
-      const auto next = filter_step<T>(a, pb, k * k * lam_v, k * lv, s, mu);
-      s = next.s;
-      mu = next.mu;
-      y += q * mu;
-      if (VAR) y_var += q * q * s;
+  for (Int g = warp; g < p.G && inside; g += kStepWarps) {
+    const Int block_at = (row * p.G + g) * p.D + d, first = (row * p.N + g * p.m) * p.D + d;
+    T s = static_cast<const T*>(p.variance_0)[block_at];
+    Dynamics<T, C::kGaps, 1> dynamics;
+    dynamics.a[0] = static_cast<const T*>(p.a_bar)[g * p.D + d];
+    dynamics.p[0] = static_cast<const T*>(p.p_bar)[g * p.D + d];
+    dynamics.prepare();
+    const auto to = dynamics.step(0, dt);
+    T k2 = T(0), q2 = T(0);
+    if (real)
+      for (Int n = g * p.m; n < (g + 1) * p.m; ++n) k2 += token(p.k, n) * token(p.k, n);
+    const auto next = variance_step<T>(to.a, to.p, k2 * lam_v, s);
+    for (Int n = 0; n < p.m; ++n) {
+      T mu = static_cast<const T*>(p.mean_0)[first + n * p.D];
+      if (real) {
+        const T q = token(p.q, g * p.m + n);
+        mu = mean_step<T>(next, to.a * mu, token(p.k, g * p.m + n) * lv);
+        y += q * mu;
+        q2 += q * q;
+      }
+      static_cast<T*>(p.mean)[first + n * p.D] = mu;
     }
-    static_cast<T*>(p.variance)[at] = s;
-    static_cast<T*>(p.mean)[at] = mu;
+    if (real) s = next.s;
+    if (VAR) y_var += q2 * s;
+    static_cast<T*>(p.variance)[block_at] = s;
   }
   part.y[warp][lane] = y;
   part.y_var[warp][lane] = y_var;
@@ -220,11 +276,12 @@ KLA_DEVICE void step(const Params& p) {
 
 }  // namespace kla
 
+using Here = kla::Config<KLA_T, KLA_GROUP, KLA_BLOCKS, KLA_GAPS>;
 #define KLA_FORWARD(name, blocks) KLA_KERNEL(name, kla::kForwardThreads, blocks)
 
-KLA_FORWARD(kla_forward, kla::kForwardBlocks<KLA_T>) { kla::forward<KLA_T, KLA_GROUP, false>(p); }
-KLA_FORWARD(kla_forward_variance, kla::kForwardBlocks<KLA_T>) { kla::forward<KLA_T, KLA_GROUP, true>(p); }
-KLA_FORWARD(kla_summarise, kla::kSummaryBlocks<KLA_T>) { kla::summarise<KLA_T, KLA_GROUP>(p); }
+KLA_FORWARD(kla_forward, kla::kForwardBlocks<Here>) { kla::forward<Here, false>(p); }
+KLA_FORWARD(kla_forward_variance, kla::kForwardBlocks<Here>) { kla::forward<Here, true>(p); }
+KLA_FORWARD(kla_summarise, kla::kSummaryBlocks<Here>) { kla::summarise<Here>(p); }
 KLA_KERNEL(kla_link, kla::kLinkThreads, 4) { kla::link<KLA_T>(p); }
-KLA_KERNEL(kla_step, kla::kStepThreads, kla::kStepBlocks<KLA_T>) { kla::step<KLA_T, false>(p); }
-KLA_KERNEL(kla_step_variance, kla::kStepThreads, kla::kStepBlocks<KLA_T>) { kla::step<KLA_T, true>(p); }
+KLA_KERNEL(kla_step, kla::kStepThreads, kla::kStepBlocks<Here>) { kla::step<Here, false>(p); }
+KLA_KERNEL(kla_step_variance, kla::kStepThreads, kla::kStepBlocks<Here>) { kla::step<Here, true>(p); }

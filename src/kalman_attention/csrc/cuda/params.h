@@ -32,32 +32,38 @@ struct Array {
 
 struct Params {
   Int B, T, N, D;
+  Int G, m;              // blocks of slots that share a variance, slots of a block: N = G m
+  Int places;            // slots of a block as threads own them: m, rounded up
   Int R;                 // rows: B, or the number of documents
   Int span, segments;    // tokens per segment (a multiple of kChunk), segments of the call
   Int chunks;            // saved beliefs of the call
   Int n0;                // first slot of this launch
   Int block0, blocks;    // first channel block of this launch, and how many it has
+  Int dt_width;          // 1 if dt is [B, T, D], 0 if it is [B, T, 1]
   Array v, lam_v;        // [B, T, D]
   Array k, q;            // [B, T, N]
   Array mask;            // [B, T] bytes, data null when every token is real
-  const void *a_bar, *p_bar;        // [N, D], like all that follows in the arithmetic type
-  const void *mean_0, *variance_0;  // [R, N, D]
+  Array dt;              // time before every token
+  const void *a_bar, *p_bar;        // [G, D], like all that follows in the arithmetic type; with dt
+                                    // -log a_bar stands in place of a_bar, and its gradient of da_bar
+  const void *mean_0, *variance_0;  // [R, N, D] and [R, G, D], like all means and variances
   const Int* cu_seqlens;            // [R + 1] or null
   void *y, *y_var;         // [B, T, D] in the dtype of v
-  void *mean, *variance;   // [R, N, D]
-  void* checkpoints;       // [2, chunks, N, D] or null
+  void *mean, *variance;   // [R, N, D], [R, G, D]
+  void* checkpoints;       // [2, chunks, N, D] or null; the variance of a block is there for every slot
   void* summaries;         // what a segment does to beliefs [5, segments, N, D] or to adjoints [4, ...]
   void* borders;           // [2, segments, N, D]: beliefs where segments start, adjoints where they end
-  void* channel_sums;      // [2, B, T, D]: sums over the slots of earlier launches
+  void* channel_sums;      // [2 or 3, B, T, D]: sums over the slots of earlier launches
   Array dy, dy_var;        // [B, T, D], data may be null
-  const void *dmean, *dvariance;  // [R, N, D], may be null
+  const void *dmean, *dvariance;  // [R, N, D], [R, G, D]; may be null
   void *dv, *dlam_v;       // [B, T, D] in the dtypes of the inputs
   void *dk, *dq;           // [B, T, N] likewise
-  void *da_bar, *dp_bar;   // [N, D]
-  void *dmean_0, *dvariance_0;  // [R, N, D]
+  void *da_bar, *dp_bar;   // [G, D]
+  void *dmean_0, *dvariance_0;  // [R, N, D], [R, G, D]
+  void* ddt;               // [B, T, D], whatever the width of dt
   void* slot_parts;        // [blocks, B, T, 2, slots of a block]: dk and dq per channel block
   void* slot_sums;         // [2, B, T, N]: dk and dq over the channel blocks of earlier launches
-  void* dynamics_parts;    // [2, segments, N, D]: da and dp per segment
+  void* dynamics_parts;    // [2, segments, G, D]: da and dp per segment
 };
 
 // A run of tokens of one row (or document) that one block walks through.

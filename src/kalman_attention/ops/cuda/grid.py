@@ -29,8 +29,12 @@ MIN_SPAN = 2 * CHUNK
 MIN_SEGMENTS = 4
 """Segments per row below which splitting time does not pay."""
 
-FORWARD_SLOTS, BACKWARD_SLOTS = 4, 2
-"""Slots per thread: ``kForwardSlots`` and ``kBackwardSlots`` of the sources."""
+FORWARD_SLOTS, BACKWARD_SLOTS, SHARED_SLOTS = 4, 2, 4
+"""Slots per thread: ``kForwardSlots`` and ``kBackwardSlots`` of the sources, the last where slots
+share a variance and the arithmetic is float32."""
+
+LARGEST_BLOCK = 64
+"""Slots that can share a variance: those of a block of threads in the backward pass."""
 
 LINK_THREADS = SUM_THREADS = 128
 """Threads per block of the small kernels."""
@@ -50,6 +54,7 @@ class Grid(NamedTuple):
         blocks: blocks that cover all channels.
         span: tokens per segment.
         segments: segments of the call, numbered as ``csrc/cuda/params.h`` says.
+        places: slots of a block of slots as threads own them; 1 where none share a variance.
     """
 
     group: int
@@ -59,6 +64,7 @@ class Grid(NamedTuple):
     blocks: int
     span: int
     segments: int
+    places: int = 1
 
     def split(self, rows: int) -> bool:
         """Whether any row may have more than one segment."""
@@ -71,25 +77,32 @@ STEP = Grid(group=1, threads=128, slots=0, channels=32, blocks=0, span=1, segmen
 
 def forward_grid(inputs: ScanInputs) -> Grid:
     """The cut of a forward pass."""
-    return _grid(inputs, 128, FORWARD_SLOTS)
+    return _grid(inputs, 128, FORWARD_SLOTS, 32)
 
 
 def backward_grid(inputs: ScanInputs, dtype: torch.dtype) -> Grid:
     """The cut of a backward pass in the arithmetic of ``dtype``."""
-    return _grid(inputs, 64 if dtype == torch.float64 else 128, BACKWARD_SLOTS)
+    if dtype == torch.float64:
+        return _grid(inputs, 64, BACKWARD_SLOTS, 32)
+    slots = SHARED_SLOTS if inputs.shared else BACKWARD_SLOTS
+    return _grid(inputs, 128, slots, LARGEST_BLOCK // slots)
 
 
-def _grid(inputs: ScanInputs, threads: int, slots: int) -> Grid:
-    (B, T, D), (R, N, _) = inputs.v.shape, inputs.mean_0.shape
-    group = 1
-    while group < min(32, -(-N // slots)):
-        group *= 2
+def _grid(inputs: ScanInputs, threads: int, slots: int, most: int) -> Grid:
+    (B, T, D), (R, N, _), m = inputs.v.shape, inputs.mean_0.shape, inputs.share
+    places = slots * _power_of_two(-(-m // slots)) if m > 1 else 1
+    group = min(most, _power_of_two(-(-N // m * places // slots)))
     channels = threads // group
     blocks = -(-D // channels)
     span = _span(B * T, T, blocks * threads)
     packed = inputs.cu_seqlens is not None
     segments = T // span + R if packed else R * max(1, -(-T // span))
-    return Grid(group, threads, group * slots, channels, blocks, span, segments)
+    return Grid(group, threads, group * slots, channels, blocks, span, segments, places)
+
+
+def _power_of_two(x: int) -> int:
+    """The least that is at least x."""
+    return 1 << max(0, x - 1).bit_length()
 
 
 def _span(tokens: int, T: int, row_threads: int) -> int:

@@ -10,9 +10,10 @@ from kalman_attention.ops.contract import ScanInputs
 from kalman_attention.ops.cuda import device, emulation
 from kalman_attention.ops.cuda.grid import Grid
 from kalman_attention.ops.cuda.program import Program
-from kalman_attention.ops.raw import array, at
+from kalman_attention.ops.raw import array, at, rows
 
-_ARRAYS = ("v", "lam_v", "k", "q", "dy", "dy_var")
+ARRAYS = ("v", "lam_v", "k", "q", "mask", "dt", "dy", "dy_var")
+"""Fields of four words: address, two strides, type."""
 
 
 class Params(NamedTuple):
@@ -22,6 +23,9 @@ class Params(NamedTuple):
     T: int
     N: int
     D: int
+    G: int
+    m: int
+    places: int
     R: int
     span: int
     segments: int
@@ -29,11 +33,13 @@ class Params(NamedTuple):
     n0: int
     block0: int
     blocks: int
+    dt_width: int
     v: Tensor
     lam_v: Tensor
     k: Tensor
     q: Tensor
     mask: Tensor | None
+    dt: Tensor | None
     a_bar: Tensor
     p_bar: Tensor
     mean_0: Tensor
@@ -59,6 +65,7 @@ class Params(NamedTuple):
     dp_bar: Tensor | None = None
     dmean_0: Tensor | None = None
     dvariance_0: Tensor | None = None
+    ddt: Tensor | None = None
     slot_parts: Tensor | None = None
     slot_sums: Tensor | None = None
     dynamics_parts: Tensor | None = None
@@ -71,7 +78,7 @@ class Params(NamedTuple):
                 words.append(x)
             elif name == "mask":
                 words += (0, 0, 0, 0) if x is None else (x.data_ptr(), *x.stride(), 0)
-            elif name in _ARRAYS:
+            elif name in ARRAYS:
                 words += array(x)
             else:
                 words.append(at(x))
@@ -80,12 +87,17 @@ class Params(NamedTuple):
 
 def prepare(inputs: ScanInputs, grid: Grid, dtype: torch.dtype) -> Params:
     """The inputs of a call, with dynamics and beliefs in the arithmetic dtype."""
-    (B, T, D), (R, N, _) = inputs.v.shape, inputs.mean_0.shape
+    (B, T, D), (R, N, _), m = inputs.v.shape, inputs.mean_0.shape, inputs.share
     call = inputs.dense(dtype)._asdict()
+    if inputs.dt is not None:
+        # In float64 whatever the arithmetic: it happens once, and decays near 1 need the digits.
+        call["a_bar"] = inputs.a_bar.double().log().neg().to(dtype)
+        call["dt"] = rows(inputs.dt)
     return Params(
-        B=B, T=T, N=N, D=D, R=R,
+        B=B, T=T, N=N, D=D, G=N // m, m=m, places=grid.places, R=R,
         span=grid.span, segments=grid.segments, chunks=inputs.chunks,
         n0=0, block0=0, blocks=grid.blocks,
+        dt_width=0 if inputs.dt is None or inputs.dt.shape[-1] == 1 else 1,
         **{name: call[name] for name in call if name in Params._fields},
     )  # fmt: skip
 

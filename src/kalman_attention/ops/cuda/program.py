@@ -1,5 +1,6 @@
 """The programs: one source file, compiled for one arithmetic type and one thread layout."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,16 +21,26 @@ class Program(NamedTuple):
         source: ``fwd`` or ``bwd``.
         type: arithmetic type in C.
         group: threads per channel.
+        shared: for slots that share a variance.
+        gaps: for time between tokens.
     """
 
     source: str
     type: str
     group: int
+    shared: bool = False
+    gaps: bool = False
 
     @property
     def name(self) -> str:
-        """Such as ``fwd_float_4``."""
-        return f"{self.source}_{self.type}_{self.group}"
+        """Such as ``fwd_float_4_shared``."""
+        kind = "_shared" * self.shared + "_gaps" * self.gaps
+        return f"{self.source}_{self.type}_{self.group}{kind}"
+
+    @property
+    def oversized(self) -> bool:
+        """Whether its slots take more shared memory than there is; no call asks for it."""
+        return self.shared and (self.source, self.type, self.group) == ("bwd", "float", 32)
 
     @property
     def path(self) -> Path:
@@ -39,17 +50,22 @@ class Program(NamedTuple):
     @property
     def options(self) -> list[str]:
         """Flags that NVRTC and nvcc understand alike; IEEE division and denormals by default."""
-        return ["-std=c++17", f"-DKLA_T={self.type}", f"-DKLA_GROUP={self.group}"]
+        numbers = {"GROUP": self.group, "BLOCKS": int(self.shared), "GAPS": int(self.gaps)}
+        defined = [f"-DKLA_{name}={value}" for name, value in numbers.items()]
+        return ["-std=c++17", f"-DKLA_T={self.type}", *defined]
 
 
-def program(source: str, dtype: torch.dtype, group: int) -> Program:
+def program(
+    source: str, dtype: torch.dtype, group: int, *, shared: bool = False, gaps: bool = False
+) -> Program:
     """The program for an arithmetic dtype."""
-    return Program(source, _TYPES[dtype], group)
+    return Program(source, _TYPES[dtype], group, shared, gaps)
 
 
 def every_program() -> Iterator[Program]:
     """All that a call may ask for."""
-    for source in ("fwd", "bwd"):
-        for type_name in _TYPES.values():
-            for group in GROUPS:
-                yield Program(source, type_name, group)
+    yes_no = (False, True)
+    for choice in itertools.product(("fwd", "bwd"), _TYPES.values(), GROUPS, yes_no, yes_no):
+        found = Program(*choice)
+        if not found.oversized:
+            yield found

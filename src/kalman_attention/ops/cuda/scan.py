@@ -6,6 +6,7 @@ from torch import Tensor
 from kalman_attention.filtering.segment import AdjointMap, FilterMap
 from kalman_attention.ops.contract import ScanGrads, ScanInputs, ScanResult
 from kalman_attention.ops.cuda.grid import (
+    LARGEST_BLOCK,
     LINK_THREADS,
     STEP,
     SUM_THREADS,
@@ -32,9 +33,10 @@ def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanRes
     Returns:
         Outputs, last beliefs and checkpoints.
     """
+    _require_small_blocks(inputs)
     dtype = inputs.arithmetic_dtype
     grid = forward_grid(inputs)
-    unit, params = program("fwd", dtype, grid.group), prepare(inputs, grid, dtype)
+    unit, params = _program("fwd", dtype, grid, inputs), prepare(inputs, grid, dtype)
     params = _with_outputs(params, inputs.v, return_variance)
     if save:
         params = params._replace(checkpoints=inputs.new_checkpoints(dtype))
@@ -43,8 +45,8 @@ def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanRes
             summaries=_lanes(params, len(FilterMap._fields)), borders=_lanes(params, 2)
         )
         _each_round(unit, "kla_summarise", grid, params)
-        _each_lane(unit, "kla_link", params, params.R)
-    if grid.slots < params.N:
+        _each(unit, "kla_link", params, params.R * params.N)
+    if grid.slots < params.G * params.places:
         params = params._replace(channel_sums=_tokens(params, 1 + return_variance))
     _each_round(unit, "kla_forward" + "_variance" * return_variance, grid, params)
     return _result(inputs, params)
@@ -58,10 +60,10 @@ def backward(
     dmean: Tensor | None,
     dvariance: Tensor | None,
 ) -> ScanGrads:
-    """Exact gradients of the eight floating inputs; see ``EngineModule.backward``."""
+    """Exact gradients of the floating inputs; see ``EngineModule.backward``."""
     dtype = inputs.arithmetic_dtype
     grid = backward_grid(inputs, dtype)
-    unit, params = program("bwd", dtype, grid.group), prepare(inputs, grid, dtype)
+    unit, params = _program("bwd", dtype, grid, inputs), prepare(inputs, grid, dtype)
     floats = (*inputs[:4], params.a_bar, params.p_bar, params.mean_0, params.variance_0)
     grads = ScanGrads(*(torch.empty_like(x, memory_format=torch.contiguous_format) for x in floats))
     params = params._replace(
@@ -71,19 +73,31 @@ def backward(
         dmean=None if dmean is None else dense(dmean, dtype),
         dvariance=None if dvariance is None else dense(dvariance, dtype),
         **{f"d{name}": x for name, x in grads._asdict().items() if x is not None},
-        dynamics_parts=_lanes(params, 2),
+        ddt=None if inputs.dt is None else _tokens(params, 1)[0],
+        dynamics_parts=params.mean_0.new_empty(2, params.segments, *params.a_bar.shape),
     )
     if grid.split(params.R):
         params = params._replace(
             summaries=_lanes(params, len(AdjointMap._fields)), borders=_lanes(params, 2)
         )
         _each_round(unit, "kla_summarise_back" + _variance(dy_var), grid, params)
-        _each_lane(unit, "kla_link_back", params, params.R)
-    if grid.slots < params.N:
-        params = params._replace(channel_sums=_tokens(params, 2))
+        _each(unit, "kla_link_back", params, params.R * params.G)
+    if grid.slots < params.G * params.places:
+        params = params._replace(channel_sums=_tokens(params, 2 + unit.gaps))
     _walk_back(unit, grid, params)
-    _each_lane(unit, "kla_sum_dynamics", params, 1)
-    return ScanGrads(*(g.to(x.dtype) for g, x in zip(grads[:8], inputs[:8], strict=True)))
+    _each(unit, "kla_sum_dynamics", params, params.G)
+    return _grads(inputs, grads, params.ddt)
+
+
+def _grads(inputs: ScanInputs, grads: ScanGrads, ddt: Tensor | None) -> ScanGrads:
+    """What the kernels found, in the dtypes of the inputs."""
+    if inputs.dt is not None and ddt is not None:
+        # The kernels differentiate by -log a_bar.
+        grads = grads._replace(a_bar=-grads.a_bar / inputs.a_bar)
+        ddt = ddt if inputs.dt.shape[-1] == ddt.shape[-1] else ddt.sum(-1, keepdim=True)
+        ddt = ddt.to(inputs.dt.dtype)
+    found = (g.to(x.dtype) for g, x in zip(grads[:8], inputs[:8], strict=True))
+    return ScanGrads._make((*found, ddt))
 
 
 def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
@@ -97,11 +111,11 @@ def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
         y and y_var ``[B, D]``, the new belief, no checkpoints.
     """
     q, k, v, lam_v = (x.unsqueeze(1) for x in inputs[:4])
-    mask = None if inputs.mask is None else inputs.mask.unsqueeze(1)
-    tokens = inputs._replace(q=q, k=k, v=v, lam_v=lam_v, mask=mask)
+    mask, dt = (None if x is None else x.unsqueeze(1) for x in (inputs.mask, inputs.dt))
+    tokens = inputs._replace(q=q, k=k, v=v, lam_v=lam_v, mask=mask, dt=dt)
     params, blocks = prepare(tokens, STEP, inputs.compute_dtype), -(-v.shape[-1] // STEP.channels)
     params = _with_outputs(params, inputs.v, return_variance)._replace(blocks=blocks)
-    unit = program("fwd", inputs.compute_dtype, STEP.group)
+    unit = program("fwd", inputs.compute_dtype, STEP.group, gaps=dt is not None)
     kernel = "kla_step" + "_variance" * return_variance
     launch(unit, kernel, params.R * blocks, STEP.threads, params)
     return _result(inputs, params)
@@ -117,7 +131,7 @@ def _walk_back(unit: Program, grid: Grid, params: Params) -> None:
         slot_sums=params.mean_0.new_empty(2, tokens, params.N) if wave < grid.blocks else None,
     )
     sums = -(-tokens * 2 * grid.slots // SUM_THREADS)
-    for n0 in range(0, params.N, grid.slots):
+    for n0 in range(0, params.G * params.places, grid.slots):
         for block0 in range(0, grid.blocks, wave):
             blocks = min(wave, grid.blocks - block0)
             part = params._replace(n0=n0, block0=block0, blocks=blocks)
@@ -128,15 +142,27 @@ def _walk_back(unit: Program, grid: Grid, params: Params) -> None:
 
 def _each_round(unit: Program, kernel: str, grid: Grid, params: Params) -> None:
     """Launch a kernel over all segments and channels, once for every ``grid.slots`` slots."""
-    for n0 in range(0, params.N, grid.slots):
+    for n0 in range(0, params.G * params.places, grid.slots):
         part = params._replace(n0=n0)
         launch(unit, kernel, grid.segments * grid.blocks, grid.threads, part)
 
 
-def _each_lane(unit: Program, kernel: str, params: Params, matrices: int) -> None:
-    """Launch a kernel with one thread per entry of ``matrices`` arrays of shape ``[N, D]``."""
-    lanes = matrices * params.N * params.D
-    launch(unit, kernel, -(-lanes // LINK_THREADS), LINK_THREADS, params)
+def _each(unit: Program, kernel: str, params: Params, rows: int) -> None:
+    """Launch a kernel with one thread per entry of an array of shape ``[rows, D]``."""
+    launch(unit, kernel, -(-rows * params.D // LINK_THREADS), LINK_THREADS, params)
+
+
+def _program(source: str, dtype: torch.dtype, grid: Grid, inputs: ScanInputs) -> Program:
+    return program(source, dtype, grid.group, shared=inputs.shared, gaps=inputs.dt is not None)
+
+
+def _require_small_blocks(inputs: ScanInputs) -> None:
+    if inputs.share > LARGEST_BLOCK:
+        raise ValueError(
+            f"engine 'cuda' takes up to {LARGEST_BLOCK} slots that share a precision, which the "
+            f"threads of a block can add up; here {inputs.share} do. Use engine='triton' or "
+            "'associative', or more blocks."
+        )
 
 
 def _variance(dy_var: Tensor | None) -> str:
@@ -157,7 +183,7 @@ def _with_outputs(params: Params, v: Tensor, return_variance: bool) -> Params:
         y=y,
         y_var=torch.empty_like(y) if return_variance else None,
         mean=torch.empty_like(params.mean_0),
-        variance=torch.empty_like(params.mean_0),
+        variance=torch.empty_like(params.variance_0),
     )
 
 
