@@ -19,7 +19,8 @@ def test_the_demo_ends_in_a_page(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("kalman_attention.cli.demonstration.EXPERIMENT", quick)
     assert main(["demo", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    for part in ("truth inside 95 %", "Selective copying", "mamba", "reference", "report.html"):
+    parts = ("truth inside 95 %", "Selective copying", "A5: whole sequences", "rotating-kla")
+    for part in (*parts, "mamba", "reference", "report.html"):
         assert part in printed
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<img") == 3  # belief, learning curves, posterior variance
+    assert page.count("<img") == 4  # belief, learning curves, posterior variance, lengths

@@ -8,7 +8,7 @@ import torch
 
 from kalman_attention.cli.bench import scan
 from kalman_attention.cli.verbs.bench import LENGTHS
-from kalman_attention.recipes import inspection
+from kalman_attention.recipes import demo, inspection
 from kalman_attention.recipes import state_tracking as tracking
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.experiment import Experiment, Scale
@@ -37,11 +37,6 @@ def curves(experiment: Experiment, results: Sequence[dict[str, Any]], folder: Pa
 
 def state_tracking(results: Sequence[dict[str, Any]], scale: Scale, folder: Path) -> list[Path]:
     """Accuracy over length, and fewest blocks over length (beside ``fig:a5-min-layers``)."""
-    try:
-        from kalman_attention.plots import state_tracking as plots
-        from kalman_attention.plots.files import save_figure
-    except ModuleNotFoundError:
-        return []
     setting = tracking.SCALES[scale]
     lengths, depth = setting.test_lens, min(setting.depths)
     panels = {
@@ -51,16 +46,46 @@ def state_tracking(results: Sequence[dict[str, Any]], scale: Scale, folder: Path
         }
         for task in setting.tasks
     }
-    over = plots.plot_accuracy_over_length(lengths, panels, setting.seq_len)
-    paths = save_figure(over, folder / "accuracy_over_length.png")
+    paths = _over_length(lengths, panels, setting.seq_len, folder)
+    if not paths:
+        return []
+    from kalman_attention.plots.files import save_figure
+    from kalman_attention.plots.state_tracking import plot_fewest_blocks
+
     task = "a5" if "a5" in setting.tasks else setting.tasks[0]
-    there = [name for name in setting.models if tracking.accuracies(results, name, task, depth)]
     fewest = {
         name: [tracking.fewest_blocks(results, setting, name, task, length) for length in lengths]
-        for name in there
+        for name in setting.models
+        if tracking.accuracies(results, name, task, depth)
     }
-    blocks = plots.plot_fewest_blocks(lengths, fewest, max(setting.depths))
+    blocks = plot_fewest_blocks(lengths, fewest, max(setting.depths))
     return paths + save_figure(blocks, folder / "fewest_blocks.png")
+
+
+def demo_lengths(results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    """Accuracy over length of the models that ``kla demo`` has trained to track states."""
+    setting = demo.TRACKING
+    lines = {
+        result["labels"]["model"]: [x["accuracy"] for x in result["lengths"].values()]
+        for result in results
+        if result["lengths"]
+    }
+    return _over_length(setting.test_lens, {"A5, one block": lines}, setting.seq_len, folder)
+
+
+def _over_length(
+    lengths: Sequence[int],
+    panels: dict[str, dict[str, list[float | None]]] | dict[str, dict[str, list[float]]],
+    trained: int,
+    folder: Path,
+) -> list[Path]:
+    try:
+        from kalman_attention.plots.files import save_figure
+        from kalman_attention.plots.state_tracking import plot_accuracy_over_length
+    except ModuleNotFoundError:
+        return []
+    figure = plot_accuracy_over_length(lengths, panels, trained)
+    return save_figure(figure, folder / "accuracy_over_length.png")
 
 
 def variance(results: Results, scale: Scale) -> list[Path]:

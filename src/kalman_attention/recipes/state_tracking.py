@@ -33,9 +33,10 @@ MODELS = {
 TASKS = ("parity", "z60", "a4xz5", "a5", "s5")
 SOLVED = 0.9
 """Share of whole sequences that must be right for a length to count as solved."""
-REFLECTIONS = {"s5": 4}
-"""Reflections of a rotating block, two unless said: an element of S5 is up to four transpositions,
-each a reflection of the representation in four dimensions."""
+REFLECTIONS = {"parity": 1, "s5": 4}
+"""Reflections of a rotating block, two unless said. One is enough for parity, and two that are not
+quite equal would turn a little further with every token. An element of S5 is up to four
+transpositions, each a reflection of the representation in four dimensions."""
 
 
 @dataclass(frozen=True, kw_only=True)
