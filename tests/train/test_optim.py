@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kalman_attention import LanguageModel, preset
-from kalman_attention.train.optim import Rates, group_names, param_groups
+from kalman_attention.train.optim import Rates, group_names, matrix_decay_groups, param_groups
 from tests.models.small import small
 
 TABLE = {
@@ -86,3 +86,19 @@ def test_tied_frozen_and_foreign_parameters():
     assert not frozen & {id(p) for group in groups for p in group["params"]}
     plain = torch.nn.Sequential(torch.nn.Embedding(3, 4), torch.nn.Linear(4, 3))
     assert group_names(plain) == {"0.weight": "embedding", "1.weight": "hidden", "1.bias": "vector"}
+
+
+def test_only_matrices_decay_where_one_rate_serves_all():
+    model = small("kla + attention", kla={"prior": "learned"})
+    groups = matrix_decay_groups(model, lr=0.1, weight_decay=0.3)
+    assert [(g["name"], g["lr"], g["weight_decay"]) for g in groups] == [
+        ("matrices", 0.1, 0.3),
+        ("others", 0.1, 0.0),
+    ]
+    names = {id(p): name for name, p in model.named_parameters()}
+    matrices, others = ({names[id(p)] for p in g["params"]} for g in groups)
+    assert matrices | others == set(names.values())
+    assert "blocks.0.mixer.in_proj.weight" in matrices
+    assert "head.weight" in matrices
+    assert {n for n in others if "prior" in n} == {n for n in names.values() if "prior" in n}
+    assert "embedding.weight" in others

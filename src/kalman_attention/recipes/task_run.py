@@ -24,6 +24,7 @@ from kalman_attention.train.config import TrainConfig
 from kalman_attention.train.data import Batches, GrowingBatches, StreamBatches, TensorBatches
 from kalman_attention.train.loop import fit
 from kalman_attention.train.objective import Evaluate, token_loss
+from kalman_attention.train.optim import matrix_decay_groups
 from kalman_attention.train.snapshot import load_weights
 
 Model: TypeAlias = LanguageModel | Autoencoder
@@ -61,7 +62,8 @@ class TaskRun:
     Attributes:
         task: name of the task.
         model: the model; for compression its blocks encode, and MAD's decoder follows.
-        training: how to train; its seed is also that of the data and of the first weights.
+        training: how to train; its seed is also that of the data and of the first weights, and
+            only matrices decay.
         batch_size: sequences per update.
         task_options: what differs from the published settings of the task.
         loss: of the posterior ``"mean"``, or the ``"marginal"`` likelihood (KLA+), which is then
@@ -128,6 +130,7 @@ class TaskRun:
             self.training,
             folder=folder,
             evaluate=self._evaluation(task, watched),
+            groups=self._groups(model),
             about={"task": self.task, "task_options": self.task_options, "loss": self.loss},
             progress=show,
         )
@@ -148,6 +151,14 @@ class TaskRun:
             "positions": self._positions(model, task, test),
             "lengths": self._lengths(model, task),
         }
+
+    def _groups(self, model: Model) -> list[dict[str, Any]] | None:
+        """Groups of parameters: one, or with weight decay, that of the matrices alone."""
+        t = self.training
+        if t.weight_decay == 0.0:
+            return None
+        options: dict[str, Any] = {"lr": t.lr, "betas": t.betas, "eps": t.eps}
+        return matrix_decay_groups(model, weight_decay=t.weight_decay, **options)
 
     def _test_and_watched(self, task: Task) -> tuple[Sequences, Sequences]:
         """The test set, and what is watched in training: other rows like it, or the test set."""

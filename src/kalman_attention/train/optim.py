@@ -33,6 +33,7 @@ GROUPS = ("embedding", "head", "hidden", "vector", "state_space")
 """Names of the groups, in the order in which they are returned."""
 
 _WIDTH, _BATCH = 768, 2**19
+_DECAYED = ("head", "hidden")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +115,7 @@ def param_groups(
             "name": name,
             "params": members[name],
             "lr": base[name] * scale,
-            "weight_decay": rates.weight_decay if name in ("head", "hidden") else 0.0,
+            "weight_decay": rates.weight_decay if name in _DECAYED else 0.0,
             "betas": rates.betas,
             "eps": rates.eps,
         }
@@ -153,6 +154,41 @@ def flat_groups(
             "betas": betas,
             "eps": eps,
         }
+    ]
+
+
+def matrix_decay_groups(
+    model: nn.Module,
+    *,
+    lr: float = 1e-3,
+    weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+) -> list[dict[str, Any]]:
+    """Two groups at one rate for ``torch.optim.AdamW``: only head and hidden matrices decay.
+
+    A step size or an initial belief that decays would make the memory shorter with every update.
+
+    Args:
+        model: any model; parameters that need no gradient are left out.
+        lr: rate of everything.
+        weight_decay: of head and matrices.
+        betas: of Adam.
+        eps: of Adam.
+
+    Returns:
+        The groups, as ``param_groups`` returns them.
+    """
+    members: dict[str, list[nn.Parameter]] = {"matrices": [], "others": []}
+    for name, group in group_names(model).items():
+        parameter = model.get_parameter(name)
+        if parameter.requires_grad:
+            members["matrices" if group in _DECAYED else "others"].append(parameter)
+    common = {"lr": lr, "betas": betas, "eps": eps}
+    return [
+        {"name": name, "params": params, "weight_decay": decay, **common}
+        for (name, params), decay in zip(members.items(), (weight_decay, 0.0), strict=True)
+        if params
     ]
 
 
