@@ -195,3 +195,15 @@ def test_uncertainty_of_embeddings():
     found = model.generate(inputs_embeds=embeds, **options)
     expected = model.generate(input_ids=ids, **options)
     torch.testing.assert_close(found.uncertainty.entropy, expected.uncertainty.entropy)
+
+
+def test_blocks_that_turn_generate_like_the_native_ones():
+    options = {"shared_slots": 2, "num_reflections": 2, "prior": "learned", "initial_mean": 1.0}
+    model, ids = small(**options), text(2, 5)
+    found = model.generate(ids, max_new_tokens=8, do_sample=False)
+    assert torch.equal(found[:, 5:], model.native().generate(ids, max_new_tokens=8).tokens)
+    prompts, rows, mask = padded((2, 7, 4))
+    together = model.generate(rows, attention_mask=mask, max_new_tokens=6, do_sample=False)
+    for prompt, row in zip(prompts, together, strict=True):
+        alone = model.generate(prompt, max_new_tokens=6, do_sample=False)
+        assert torch.equal(row[7:], alone[0, prompt.shape[1] :])
