@@ -172,7 +172,7 @@ class Attention(Mixer):
         positions = state.seen.unsqueeze(1) + ordinal  # [B, T]
         q, k = (self._place(z, positions) for z in (q, k))
         old, (k, v) = state, (z.transpose(1, 2) for z in (k, v))
-        state, keys, values = (_append if isinstance(old.length, int) else _put)(old, k, v, mask)
+        state, keys, values = (_put if isinstance(old.length, Tensor) else _append)(old, k, v, mask)
         y = self._attend(q.transpose(1, 2), keys, values, state.real, old.length)
         y = self.out_proj(y.transpose(1, 2).flatten(2))
         if mask is not None:
@@ -206,7 +206,7 @@ class Attention(Mixer):
         if T == 0:
             return q
         if real is None and (T == S or T == 1):
-            y: Tensor = self.attend(q, keys, values, None, T == S)[0]
+            y: Tensor = self.attend(q, keys, values, None, bool(T == S))[0]  # T may be symbolic
             return y
         slot = torch.arange(S, device=q.device)
         place = (torch.arange(T, device=q.device) + start).unsqueeze(1)  # of every query
@@ -223,7 +223,7 @@ def _append(
 ) -> tuple[AttentionState, Tensor, Tensor]:
     """Add keys and values ``[B, H, T, head_dim]``; return the new state and all filled places."""
     length, T = state.length, k.shape[2]
-    assert isinstance(length, int)
+    assert not isinstance(length, Tensor)
     end = length + T
     real = state.real
     if mask is not None or real is not None:
