@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import TorchAoConfig
 
 from kalman_attention.hf import KLAForCausalLM
 from tests.models.hf.small import PAD, VOCABULARY, padded, small, text
@@ -23,6 +24,31 @@ def test_int8(plan):
     tokens = short.generate(ids, max_new_tokens=4, do_sample=False)
     steps = short.native().generate(ids, max_new_tokens=4).tokens
     assert torch.equal(tokens[:, 6:], steps)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning:torchao")
+@pytest.mark.parametrize("plan", ["kla*2", "attention + kla"])
+@pytest.mark.parametrize("kind", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig"])
+def test_int8_by_torchao(plan, kind, tmp_path):
+    ao = pytest.importorskip(
+        "torchao.quantization", reason="pip install 'kalman_attention[int8]'", exc_type=ImportError
+    )
+    model, ids = small(plan, hidden_size=64), text(2, 6)
+    model.save_pretrained(tmp_path / "long")
+    quantized = TorchAoConfig(getattr(ao, kind)())
+    short = KLAForCausalLM.from_pretrained(tmp_path / "long", quantization_config=quantized)
+    mixer = short.model.blocks[1].mixer
+    assert "Int8Tensor" in type(mixer.out_proj.weight).__name__
+    assert type(mixer.prior.log_a) is torch.nn.Parameter  # the dynamics stay as they are
+    exact, found = (m(ids).logits.softmax(-1) for m in (model, short))
+    assert 0 < float((exact - found).detach().abs().max()) < 0.01
+    tokens = short.generate(ids, max_new_tokens=4, do_sample=False)
+    assert torch.equal(tokens[:, 6:], short.native().generate(ids, max_new_tokens=4).tokens)
+    short.save_pretrained(tmp_path / "short")
+    again = KLAForCausalLM.from_pretrained(tmp_path / "short")
+    assert torch.equal(again(ids).logits, short(ids).logits)
 
 
 @plans

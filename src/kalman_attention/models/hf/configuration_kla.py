@@ -1,6 +1,7 @@
 """Options of a KLA language model in HuggingFace's words, flat, as ``config.json`` holds them."""
 
 import math
+import sys
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,6 +15,9 @@ from kalman_attention.models.presets import preset
 
 _DEFAULT_MIXERS = {"linear_attention": "kla", "full_attention": "attention"}
 """The mixer that a layer type of transformers means when nothing else is said."""
+
+ADAPTED = ("in_proj", "evidence_proj", "qkv_proj", "out_proj")
+"""Where low-rank adapters go if nothing else is said: every matrix of a block."""
 
 _MODEL = {
     "vocab_size": "vocab_size",
@@ -228,6 +232,11 @@ class KLAHFConfig(PreTrainedConfig):
             found["decay_rate"] = list(found["decay_rate"])
         return cls(**{**found, **options})
 
+    def to_dict(self) -> dict[str, Any]:
+        """As in transformers. PEFT asks for it before it looks up where to put adapters."""
+        _tell_peft()
+        return super().to_dict()  # type: ignore[no-any-return]
+
     @property
     def mixers(self) -> tuple[str, ...]:
         """The mixer of every block in our words, such as ``"kla"``."""
@@ -277,6 +286,14 @@ class KLAHFConfig(PreTrainedConfig):
                 f"{len(plan)} blocks. Leave one of the two out."
             )
         self.layer_mixers, self.layer_types, self.num_hidden_layers = plan, types, len(plan)
+
+
+def _tell_peft() -> None:
+    """Let LoRA find the projections of our blocks, if PEFT is in use; it knows models by type."""
+    constants: Any = sys.modules.get("peft.utils.constants")
+    if constants is not None:
+        known = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+        known.setdefault(KLAHFConfig.model_type, list(ADAPTED))
 
 
 def _plain(options: Any) -> dict[str, Any]:
