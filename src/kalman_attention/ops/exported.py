@@ -29,7 +29,7 @@ def filter_in_steps(inputs: ScanInputs) -> ScanOutput:
     """Filter a sequence by a loop that torch can export; always with the variance."""
     from torch._higher_order_ops.scan import scan  # loads the compiler
 
-    if inputs.cu_seqlens is not None or inputs.dt is not None or inputs.shared:
+    if inputs.cu_seqlens is not None or inputs.dt is not None or inputs.slots > 1:
         raise ValueError(
             "packed documents, time gaps and shared precisions cannot be exported. Export a call "
             "with one sequence per row, padded by a mask if need be."

@@ -84,12 +84,12 @@ def backward_grid(inputs: ScanInputs, dtype: torch.dtype) -> Grid:
     """The cut of a backward pass in the arithmetic of ``dtype``."""
     if dtype == torch.float64:
         return _grid(inputs, 64, BACKWARD_SLOTS, 32)
-    slots = SHARED_SLOTS if inputs.shared else BACKWARD_SLOTS
+    slots = SHARED_SLOTS if inputs.slots > 1 else BACKWARD_SLOTS
     return _grid(inputs, 128, slots, LARGEST_BLOCK // slots)
 
 
 def _grid(inputs: ScanInputs, threads: int, slots: int, most: int) -> Grid:
-    (B, T, D), (R, N, _), m = inputs.v.shape, inputs.mean_0.shape, inputs.share
+    (B, T, D), (R, N, _), m = inputs.v.shape, inputs.mean_0.shape, inputs.slots
     places = slots * _power_of_two(-(-m // slots)) if m > 1 else 1
     group = min(most, _power_of_two(-(-N // m * places // slots)))
     channels = threads // group

@@ -87,7 +87,7 @@ class Params(NamedTuple):
 
 def prepare(inputs: ScanInputs, grid: Grid, dtype: torch.dtype) -> Params:
     """The inputs of a call, with dynamics and beliefs in the arithmetic dtype."""
-    (B, T, D), (R, N, _), m = inputs.v.shape, inputs.mean_0.shape, inputs.share
+    (B, T, D), (R, N, _), m = inputs.v.shape, inputs.mean_0.shape, inputs.slots
     call = inputs.dense(dtype)._asdict()
     if inputs.dt is not None:
         # In float64 whatever the arithmetic: it happens once, and decays near 1 need the digits.

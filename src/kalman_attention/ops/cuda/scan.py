@@ -153,14 +153,14 @@ def _each(unit: Program, kernel: str, params: Params, rows: int) -> None:
 
 
 def _program(source: str, dtype: torch.dtype, grid: Grid, inputs: ScanInputs) -> Program:
-    return program(source, dtype, grid.group, shared=inputs.shared, gaps=inputs.dt is not None)
+    return program(source, dtype, grid.group, shared=inputs.slots > 1, gaps=inputs.dt is not None)
 
 
 def _require_small_blocks(inputs: ScanInputs) -> None:
-    if inputs.share > LARGEST_BLOCK:
+    if inputs.slots > LARGEST_BLOCK:
         raise ValueError(
             f"engine 'cuda' takes up to {LARGEST_BLOCK} slots that share a precision, which the "
-            f"threads of a block can add up; here {inputs.share} do. Use engine='triton' or "
+            f"threads of a block can add up; here {inputs.slots} do. Use engine='triton' or "
             "'associative', or more blocks."
         )
 
