@@ -37,6 +37,7 @@ def smoke(experiment: str, labels: str) -> list:
         ("ou-depth", "none/2blocks"),
         ("mqar", "gated_deltanet/d64"),
         ("a5", "attention/length4"),
+        ("a5-curriculum", "kla/length4"),
         ("state-tracking", "rotating-kla"),
         ("state-tracking", "mamba/parity"),
     ],

@@ -15,11 +15,15 @@ EXPERIMENTS = {
     "mqar": "recall of many pairs over long contexts, over width",
     "text-ladder": "options of the KLA layer on text, at equal size (needs --shards)",
     "a5": "products in the group A5: the fewest blocks that solve each length",
+    "a5-curriculum": "the same with lengths that grow in training, and larger batches",
     "state-tracking": "words of groups, trained at length 20 and asked at up to 1,024",
 }
 """Experiments in the order of the paper, and what each is."""
 
-_ELSEWHERE = {"mad-bare": ("mad", "BARE_EXPERIMENT")}
+_ELSEWHERE = {
+    "mad-bare": ("mad", "BARE_EXPERIMENT"),
+    "a5-curriculum": ("a5", "CURRICULUM_EXPERIMENT"),
+}
 
 
 def load_experiment(name: str) -> Experiment:
