@@ -9,7 +9,13 @@ import pytest
 from kalman_attention.cli.main import parse
 
 ROOT = Path(__file__).parents[2]
-WITH_CODE = ["README.md", "docs/baselines.md", "docs/pretraining.md", "docs/training.md"]
+WITH_CODE = [
+    "README.md",
+    "docs/baselines.md",
+    "docs/pretraining.md",
+    "docs/state_tracking.md",
+    "docs/training.md",
+]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
