@@ -26,7 +26,7 @@ $(EMULATED): $(KERNELS)
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt \
-		-e '.[bench,dev,eval,finetune,int8,onnx,plot,triton]'
+		-e '.[bench,dev,eval,finetune,int8,onnx,plot,triton,wandb]'
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-deps xlstm
 	@touch $@
 

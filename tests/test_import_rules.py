@@ -55,6 +55,7 @@ ONLY_IN = {
     "torch.distributed": ("parallel",),
     "torch.nn.parallel": ("parallel",),
     "torch.utils.tensorboard": ("train.metrics",),
+    "wandb": ("train.metrics",),
     "tokenizers": ("data",),
     "lm_eval": ("evaluation.zero_shot",),
     "triton": ("ops.triton", "tools.triton_resources"),

@@ -4,7 +4,9 @@ import io
 import json
 import math
 import random
+import struct
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -235,7 +237,7 @@ def test_tensorboard(tmp_path):
     for steps in (3, 7):  # the second call goes on from the first
         model, batches, loss, config, evaluate = build(max_steps=steps, schedule="constant")
         fit(model, batches, loss, config, folder=tmp_path, evaluate=evaluate, progress=False,
-            tensorboard=True)  # fmt: skip
+            boards=["tensorboard"])  # fmt: skip
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6, 7]
     assert [event.step for event in events.Scalars("eval/accuracy")] == [3, 6, 7]
@@ -246,7 +248,62 @@ def test_tensorboard_that_is_missing(tmp_path, monkeypatch):
     model, batches, loss, config, evaluate = build()
     with pytest.raises(ValueError, match="pip install tensorboard"):
         fit(model, batches, loss, config, folder=tmp_path, evaluate=evaluate, progress=False,
-            tensorboard=True)  # fmt: skip
+            boards=["tensorboard"])  # fmt: skip
+
+
+def logged(folder):
+    """What the files of Weights & Biases hold, file by file: values by name."""
+    from wandb.proto import wandb_internal_pb2
+
+    found = []
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        data, at, records = path.read_bytes(), 7, []
+        assert len(data) < 1 << 15  # one block of its log: checksum, length and kind before each
+        while at + 7 < len(data):
+            _, size, kind = struct.unpack_from("<IHB", data, at)
+            assert kind == 1  # whole
+            if at + 7 + size > len(data):
+                break
+            record = wandb_internal_pb2.Record.FromString(data[at + 7 : at + 7 + size])
+            at += 7 + size
+            if record.WhichOneof("record_type") == "history":
+                items = record.history.item
+                names = [x.key or "/".join(x.nested_key) for x in items]
+                values = [json.loads(x.value_json) for x in items]
+                records.append(dict(zip(names, values, strict=True)))
+        found.append(records)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_weights_and_biases(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="pip install 'kalman_attention[wandb]'")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for steps in (3, 7):  # the second call goes on from the first
+        model, batches, loss, config, evaluate = build(max_steps=steps, schedule="constant")
+        result = fit(model, batches, loss, config, folder=tmp_path, evaluate=evaluate,
+                     progress=False, boards=["wandb"])  # fmt: skip
+    deadline = time.monotonic() + 30  # its process may still be writing
+    while not any("eval/loss" in r and r["step"] == 7 for r in logged(tmp_path)[-1]):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    first, second = logged(tmp_path)
+    losses = {r["step"]: r["train/loss"] for r in first + second if "train/loss" in r}
+    expected = {r["step"]: r["loss"] for r in result.history if r["kind"] == "train"}
+    assert losses == pytest.approx(expected)
+    assert [r["step"] for r in first if "eval/accuracy" in r] == [3]
+    assert [r["step"] for r in second if "eval/accuracy" in r] == [6, 7]
+
+
+def test_boards_that_are_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    model, batches, loss, config, evaluate = build()
+    for board, message in (("wandb", r"kalman_attention\[wandb\]"), ("sketch", "no board called")):
+        with pytest.raises(ValueError, match=message):
+            fit(model, batches, loss, config, folder=tmp_path, evaluate=evaluate, progress=False,
+                boards=[board])  # fmt: skip
 
 
 class Terminal(io.StringIO):

@@ -7,6 +7,7 @@ they can be taken apart and put together otherwise.
 import dataclasses
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def pretrain(
     *,
     device: torch.device | str = "cpu",
     progress: bool = True,
-    tensorboard: bool = False,
+    boards: Sequence[str] = (),
     command: str | None = None,
     parallel: Parallel | None = None,
 ) -> Result:
@@ -125,7 +126,7 @@ def pretrain(
         folder: of the run.
         device: where the model is trained.
         progress: show how it goes, on standard error.
-        tensorboard: also write for TensorBoard.
+        boards: who else gets the metrics: "tensorboard", "wandb".
         command: how to continue after an interruption; None for the command that was run.
         parallel: the processes that train together, from ``parallel.from_environment``; None for
             this one alone. Batches, and so the curve, are those of one process.
@@ -153,7 +154,7 @@ def pretrain(
             groups=build_groups(recipe, model),
             about=_identity(recipe, shards),
             progress=progress,
-            tensorboard=tensorboard,
+            boards=boards,
             command=command,
             parallel=parallel,
         )

@@ -54,7 +54,7 @@ def fit(
     about: Mapping[str, Any] | None = None,
     resume: bool = True,
     progress: bool = True,
-    tensorboard: bool = False,
+    boards: Sequence[str] = (),
     command: str | None = None,
     parallel: Parallel | None = None,
 ) -> Result:
@@ -76,7 +76,7 @@ def fit(
             something else is refused.
         resume: False refuses a folder that holds checkpoints; nothing is ever overwritten.
         progress: show how it goes, on standard error.
-        tensorboard: also write for TensorBoard.
+        boards: who else gets the metrics: "tensorboard", "wandb".
         command: how to continue after an interruption; None for the command that was run.
         parallel: the processes that train together, all of which call ``fit`` in the same way; a
             run goes on with any number of them. None trains in this one alone.
@@ -105,7 +105,7 @@ def fit(
         run = _Run(updater, evaluate, signals, command or _own_command(parallel))
         own = identity(config, model, updater.optimiser.param_groups, about or {})
         try:
-            run.start(own, resume=resume, progress=progress, tensorboard=tensorboard)
+            run.start(own, resume=resume, progress=progress, boards=boards)
             return run.train()
         finally:
             run.close()
@@ -154,7 +154,7 @@ class _Run:
         self.saved_best: set[int] = set()  # the best step that the last checkpoint knows
 
     def start(
-        self, own: dict[str, Any], *, resume: bool, progress: bool, tensorboard: bool
+        self, own: dict[str, Any], *, resume: bool, progress: bool, boards: Sequence[str]
     ) -> None:
         """Load the newest checkpoint, or write the first."""
         self.identity = own
@@ -169,7 +169,7 @@ class _Run:
             notes = self._load(found)
         self.started = time.perf_counter() - self.state.seconds
         if self.parallel.main:
-            self.log = MetricsLog(self.folder, self.state.step, tensorboard=tensorboard)
+            self.log = MetricsLog(self.folder, self.state.step, boards=boards)
         self.progress = Progress(
             self.total, self.state.step, monitor=self.config.monitor, enabled=progress
         )

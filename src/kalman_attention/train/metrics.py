@@ -1,11 +1,12 @@
-"""Where numbers go: a line of JSON each, always; TensorBoard, when asked for."""
+"""Where numbers go: a line of JSON each, always; boards that draw them, when asked for."""
 
+import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kalman_attention._files import sync_folder
 from kalman_attention._reading import checked, parse_json, read_bytes
@@ -24,14 +25,19 @@ class MetricsLog:
     Args:
         folder: of the run.
         step: of the checkpoint that the run goes on from; 0 starts anew.
-        tensorboard: also write for TensorBoard, into ``tensorboard/``.
+        boards: names out of ``BOARDS``: who else is told, in a folder of that name.
     """
 
-    def __init__(self, folder: Path, step: int, *, tensorboard: bool = False) -> None:
+    def __init__(self, folder: Path, step: int, *, boards: Sequence[str] = ()) -> None:
+        unknown = [name for name in boards if name not in BOARDS]
+        if unknown:
+            raise ValueError(
+                f"there is no board called {', '.join(unknown)}; there are {', '.join(BOARDS)}."
+            )
         path = folder / METRICS
         if path.exists():
             os.truncate(path, _length_up_to(path, step))
-        self._board = _open_board(folder / "tensorboard", step) if tensorboard else None
+        self._boards = [BOARDS[name](folder, step) for name in boards]
         self._file = path.open("a", encoding="utf-8")
         sync_folder(folder)  # or a crash of the machine could lose a new file with all its records
 
@@ -48,21 +54,20 @@ class MetricsLog:
         record = {"kind": kind, "step": step, **finite, "seconds": round(seconds, 3)}
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
-        if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(f"{kind}/{name}", value, step)
+        for board in self._boards:
+            board.write({f"{kind}/{name}": value for name, value in values.items()}, step)
 
     def sync(self) -> None:
         """Wait until all records are on the disk."""
         os.fsync(self._file.fileno())
-        if self._board is not None:
-            self._board.flush()
+        for board in self._boards:
+            board.flush()
 
     def close(self) -> None:
         """Close the files."""
         self._file.close()
-        if self._board is not None:
-            self._board.close()
+        for board in self._boards:
+            board.close()
 
 
 def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -96,12 +101,95 @@ def _length_up_to(path: Path, step: int) -> int:
     return length
 
 
-def _open_board(folder: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ValueError(
-            "tensorboard=True needs the package tensorboard, which is not installed: "
-            "pip install tensorboard. The same numbers are always in metrics.jsonl."
-        ) from None
-    return SummaryWriter(str(folder), purge_step=step + 1)
+class Board(Protocol):
+    """Something that draws curves."""
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        """Take the values of a step."""
+
+    def flush(self) -> None:
+        """Let nothing be lost."""
+
+    def close(self) -> None:
+        """Take no more."""
+
+
+class TensorBoard:
+    """Events in ``tensorboard/``; those after the step that a run goes on from are dropped.
+
+    Args:
+        folder: of the run.
+        step: of the checkpoint that the run goes on from.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise _missing("tensorboard", "pip install tensorboard") from None
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        """Take the values of a step."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        """Write what waits."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases in ``wandb/``; its variables, such as WANDB_MODE, say the rest.
+
+    The run is known by its folder, so that one that goes on is one there. Its axis is ``step``.
+
+    Args:
+        folder: of the run.
+        step: not needed: a step that is reached again gets another point.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise _missing("wandb", "pip install 'kalman_attention[wandb]'") from None
+        whole = folder.resolve()
+        self._run: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "kalman_attention"),
+            name=whole.name,
+            id=hashlib.sha256(str(whole).encode()).hexdigest()[:16],
+            resume="allow",
+            dir=str(whole),
+            settings=wandb.Settings(console="off"),  # progress is for people, not for the record
+        )
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        """Take the values of a step."""
+        self._run.log({**values, "step": step})
+
+    def flush(self) -> None:
+        """Nothing: its own process writes at once."""
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+BOARDS: dict[str, Callable[[Path, int], Board]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+}
+"""What ``fit(..., boards=...)`` can name."""
+
+
+def _missing(name: str, way: str) -> ValueError:
+    return ValueError(
+        f"the board {name} needs the package {name}, which is not installed: {way}. The same "
+        "numbers are always in metrics.jsonl."
+    )

@@ -80,6 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="processes that share a sequence",
     )
     parser.add_argument("--tensorboard", action="store_true", help="also write for TensorBoard")
+    parser.add_argument(
+        "--wandb", action="store_true", help="also write for Weights & Biases (WANDB_MODE=offline)"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress")
     group = parser.add_argument_group(
         "what differs from the recipe", "kla pretrain RECIPE --dry-run prints the defaults."
@@ -127,7 +130,7 @@ def _train(args: argparse.Namespace, chosen: "PretrainRecipe", parallel: "Parall
         out,
         device=args.device if parallel is None else parallel.device,
         progress=main and not args.quiet,
-        tensorboard=args.tensorboard,
+        boards=[name for name in ("tensorboard", "wandb") if getattr(args, name)],
         command=shlex.join(["kla", *sys.argv[1:]]) if parallel is None else None,
         parallel=parallel,
     )
