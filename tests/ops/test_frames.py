@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.rotation import frames, into_frame, reflect, rotation
 from kalman_attention.ops import cpu
 from kalman_attention.ops import frames as op
 from kalman_attention.ops.contract import FrameInputs
-from kalman_attention.ops.frames import Turned, into_frames
+from kalman_attention.ops.frames import Turned, into_frames, turn_belief
 from tests.systems import assert_close
 
 ENGINES = ["torch", pytest.param("cpu", marks=pytest.mark.skipif(bool(cpu.why_not()), reason="x"))]
@@ -224,3 +225,20 @@ def test_errors_say_what_instead() -> None:
                                   create_graph=True)  # fmt: skip
     with pytest.raises(NotImplementedError, match="engine='torch'"):
         grad.sum().backward()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_autocast_leaves_turns_in_float32(engine: str) -> None:
+    q, k, u_h = (x.float() for x in draw(2, 6, 2, 4, 2))
+    mean = torch.randn(2, 8, 5, generator=torch.Generator().manual_seed(1))
+    state = KLAState(mean, torch.ones(2, 2, 5))
+
+    def run() -> tuple[Tensor, ...]:
+        turned = into_frames(q, k, u_h, engine=engine)
+        return turned.k, turned.out_of_frame(state).mean, turn_belief(state, u_h[:, 0]).mean
+
+    expected = run()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = run()
+    for got, wanted in zip(found, expected, strict=True):
+        assert torch.equal(got, wanted)

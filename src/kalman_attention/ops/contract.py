@@ -4,6 +4,7 @@ An engine is a module with two functions, ``forward`` and ``backward``, typed by
 Arguments arrive validated; an engine never checks and never dispatches.
 """
 
+import contextlib
 from typing import NamedTuple, Protocol
 
 import torch
@@ -260,3 +261,10 @@ class MapEngineModule(EngineModule, Protocol):
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """Dtype of arithmetic and belief for inputs of ``dtype``."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def own_types(x: Tensor) -> contextlib.AbstractContextManager[None]:
+    """No autocast: products of float32 tensors in bfloat16 would break the accuracy contract."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return contextlib.nullcontext()

@@ -16,7 +16,7 @@ from kalman_attention._typing import Keys, Mask
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.rotation import into_frame, reflect, rotation
 from kalman_attention.ops import checks
-from kalman_attention.ops.contract import FrameInputs
+from kalman_attention.ops.contract import FrameInputs, own_types
 from kalman_attention.ops.cpu import library
 from kalman_attention.ops.cpu.frames import MAX_SLOTS, frames_backward, frames_forward
 
@@ -42,7 +42,8 @@ class Turned(NamedTuple):
     def out_of_frame(self, state: KLAState) -> KLAState:
         """The belief about the latent itself, from that in the frame: mean Q mu, same variance."""
         blocks = torch.unflatten(state.mean, 1, self.frame.shape[1:3])  # [R, G, m, D]
-        mean = (self.frame.to(blocks.dtype) @ blocks).flatten(1, 2)
+        with own_types(blocks):
+            mean = (self.frame.to(blocks.dtype) @ blocks).flatten(1, 2)
         return KLAState(mean, state.variance)
 
 
@@ -55,7 +56,8 @@ def turn_belief(state: KLAState, u_h: Tensor, mask: Mask | None = None) -> KLASt
         mask: ``[B]`` bool, False where a row has no token.
     """
     before = torch.unflatten(state.mean, 1, u_h.shape[2:])  # [B, G, m, D]
-    mean = reflect(u_h.to(before.dtype), before).flatten(1, 2)
+    with own_types(before):
+        mean = reflect(u_h.to(before.dtype), before).flatten(1, 2)
     if mask is not None:
         mean = torch.where(mask[:, None, None], mean, state.mean)
     return KLAState(mean, state.variance)

@@ -5,7 +5,6 @@ This file is the only autograd boundary. Engines sit behind two registered ops,
 ``torch.export`` and friends see one opaque differentiable call whatever the engine.
 """
 
-import contextlib
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from kalman_attention._typing import Dynamics, Keys, Mask, Precisions, Values
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.ops.checks import check_bounds, check_scan, check_step, needed_dtype
-from kalman_attention.ops.contract import ScanInputs, ScanOutput
+from kalman_attention.ops.contract import ScanInputs, ScanOutput, own_types
 from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
 from kalman_attention.ops.reference import reference_scan, reference_step
 
@@ -71,7 +70,7 @@ def kla_scan(
     inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens, acc_dtype, dt)
     chosen = resolve(engine, v.device, v.dtype, gaps=dt is not None, slots=inputs.slots)
     if chosen == REFERENCE:
-        with _own_types(v):
+        with own_types(v):
             return reference_scan(inputs, return_variance=return_variance)
     return _run(inputs, return_variance, chosen)
 
@@ -112,7 +111,7 @@ def kla_step(
     inputs = check_step(q, k, v, lam_v, a_bar, p_bar, state, mask, dt)
     chosen = resolve(engine, v.device, v.dtype, step=True, gaps=dt is not None, slots=inputs.slots)
     if chosen == REFERENCE:
-        with _own_types(v):
+        with own_types(v):
             return reference_step(inputs, return_variance=return_variance)
     own = ENGINES[chosen].step
     if not own or torch.compiler.is_compiling() or _needs_gradients(inputs):
@@ -141,13 +140,6 @@ def _run(inputs: ScanInputs, return_variance: bool, engine: str) -> ScanOutput:
     save = _needs_gradients(inputs)
     y, y_var, mean, variance, _ = scan(*inputs, return_variance, save, engine)
     return ScanOutput(y, y_var if return_variance else None, KLAState(mean, variance))
-
-
-def _own_types(x: Tensor) -> contextlib.AbstractContextManager[None]:
-    """No autocast: products of float32 tensors in bfloat16 would break the accuracy contract."""
-    if torch.is_autocast_enabled(x.device.type):
-        return torch.autocast(x.device.type, enabled=False)
-    return contextlib.nullcontext()
 
 
 def _settled(*args: Any) -> ScanInputs:
@@ -182,7 +174,7 @@ def scan(
     )
     if cu_seqlens is not None:
         check_bounds(cu_seqlens, v.shape[1])
-    with _own_types(v):
+    with own_types(v):
         result = ENGINES[engine].load().forward(inputs, return_variance=return_variance, save=save)
     y_var = v.new_empty(0) if result.y_var is None else result.y_var
     saved = mean_0.new_empty(0) if result.checkpoints is None else result.checkpoints
@@ -230,7 +222,7 @@ def scan_backward(
         q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens, acc_dtype, dt
     )
     module = ENGINES[engine].load()
-    with _own_types(v):
+    with own_types(v):
         grads = module.backward(inputs, checkpoints, dy, dy_var, dmean, dvariance)
     dq, dk, dv, dlam_v, da_bar, dp_bar, dmean_0, dvariance_0, ddt = grads
     ddt = v.new_empty(0) if ddt is None else ddt

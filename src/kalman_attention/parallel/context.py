@@ -50,7 +50,7 @@ from kalman_attention.filtering.segment import AdjointMap, FilterMap
 from kalman_attention.models.block import Block
 from kalman_attention.nn.kla import KLA
 from kalman_attention.ops.checks import check_scan
-from kalman_attention.ops.contract import ScanInputs, ScanOutput
+from kalman_attention.ops.contract import ScanInputs, ScanOutput, own_types
 from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
 from kalman_attention.ops.frames import Turned
 from kalman_attention.ops.kla_scan import scan as scan_op
@@ -242,7 +242,8 @@ def _blocks(x: Tensor, G: int) -> Tensor:
 def _turned_by(Q: Tensor, k: Keys) -> Keys:
     """Q^T k for keys ``[B, T, N]`` of a piece and one frame per row and block."""
     blocks = torch.unflatten(k, -1, Q.shape[1:3])
-    return into_frame(Q.to(k.dtype).unsqueeze(1), blocks).flatten(2)
+    with own_types(k):
+        return into_frame(Q.to(k.dtype).unsqueeze(1), blocks).flatten(2)
 
 
 def _inputs(tensors: Sequence[Any], how: _How) -> ScanInputs:
