@@ -266,6 +266,49 @@ def test_interrupted_and_continued_it_is_the_same(data, tmp_path, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize("form", ["run", "hf"])
+def test_start_from_another_run(data, tmp_path, form):
+    source = tmp_path / "first"
+    pretrain(small(), data, source, progress=False)
+    if form == "hf":
+        pytest.importorskip("transformers")
+        from kalman_attention.cli.main import main
+
+        assert main(["export", str(source), "--to", "hf", str(tmp_path / "hf")]) == 0
+        source = tmp_path / "hf"
+    folder, chosen = tmp_path / "second", small(seed=2)
+    pretrain(chosen, data, folder, progress=False, init=source)
+    records = read_metrics(folder)
+    assert records[0]["step"] == 1  # a schedule of its own
+    assert json.loads((folder / RUN).read_text())["init"] == str(source)
+    # Its first loss is that of the weights it was given, not of new ones.
+    model = pretrain_run.build_model(chosen, ShardedTokens(data).tokenizer().vocab_size)
+    pretrain_run.start_from(model, ShardedTokens(data).tokenizer(), source)
+    batch = next(iter(pretrain_run.build_loader(chosen, ShardedTokens(data))))
+    assert equal(load_checkpoint(source).model.blocks.state_dict(), model.blocks.state_dict())
+    assert model.embedding.weight.dtype == torch.bfloat16
+    with torch.no_grad():
+        loss = pretrain_run.build_loss(chosen)(model, batch, torch.Generator())
+    new = pretrain_run.build_model(chosen, model.config.vocab_size)
+    with torch.no_grad():
+        other = pretrain_run.build_loss(chosen)(new, batch, torch.Generator())
+    assert abs(float(loss) - float(other)) > 1e-3
+    with pytest.raises(ValueError, match="init"):  # it goes on only as the run it is
+        pretrain(chosen, data, folder, progress=False)
+
+
+def test_what_a_run_cannot_start_from(data, tmp_path):
+    pretrain(small(), data, tmp_path / "first", progress=False)
+    with pytest.raises(ValueError, match=r"another model than the recipe names: .*d_model"):
+        pretrain(recipe("micro"), data, tmp_path / "b", progress=False, init=tmp_path / "first")
+    (tmp_path / "corpus").mkdir()
+    other = shards(tmp_path / "corpus", vocab_size=290)
+    with pytest.raises(ValueError, match="trained with another tokenizer"):
+        pretrain(small(), other, tmp_path / "c", progress=False, init=tmp_path / "first")
+    assert not (tmp_path / "b").exists()
+    assert not (tmp_path / "c").exists()
+
+
 def test_a_run_of_another_config_is_refused(data, tmp_path):
     pretrain(small(), data, tmp_path, progress=False)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from kalman_attention._files import sha256, write_json
 from kalman_attention.data.loader import Batch, PackingLoader, WindowLoader
 from kalman_attention.data.shards import INDEX, TRAIN, ShardedTokens
-from kalman_attention.evaluation.checkpoint import RUN, save_checkpoint
+from kalman_attention.data.tokenizer import Tokenizer
+from kalman_attention.evaluation.checkpoint import RUN, load_checkpoint, save_checkpoint
 from kalman_attention.evaluation.validation import validation_bits
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.language_model import LanguageModel
@@ -33,6 +34,10 @@ from kalman_attention.train.result import Result
 
 SUMMARY = "summary.json"
 
+_COMPUTED = (
+    *("vocab_size", "d_model", "layers", "mlp", "mlp_hidden", "between_blocks", "tie_embeddings"),
+    *("logit_softcap", "norm_eps", "head_bias", "encoder_width", "decoder_widths"),
+)
 _SIGNIFICANT = ("seq_len", "batch_tokens", "loader", "reset_state", "loss", "num_samples")
 
 
@@ -55,6 +60,41 @@ def build_model(
     model.embedding.to(getattr(torch, recipe.embedding_dtype))
     model.gradient_checkpointing = recipe.gradient_checkpointing
     return model.to(device)
+
+
+@torch.no_grad()
+def start_from(model: LanguageModel, tokenizer: Tokenizer, folder: str | os.PathLike[str]) -> None:
+    """Give a model the weights of another: for fine-tuning, with a schedule of its own.
+
+    Args:
+        model: changed in place; its dtypes stay.
+        tokenizer: of the data.
+        folder: a run, or a folder with a model and its tokenizer, native or HuggingFace's.
+    """
+    found = load_checkpoint(folder)
+    if found.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise ValueError(
+            f"{folder} was trained with another tokenizer: the same tokens mean other text. Make "
+            f"shards with its own, kla data --tokenizer {folder}."
+        )
+    own, other = (_computed(x.config) for x in (model, found.model))
+    differing = sorted(name for name in {*own, *other} if own.get(name) != other.get(name))
+    if differing:
+        raise ValueError(
+            f"{folder} holds another model than the recipe names: they differ in "
+            f"{', '.join(differing)}. Choose the recipe that it was trained with."
+        )
+    for name, parameter in model.named_parameters():
+        parameter.copy_(found.model.get_parameter(name))
+
+
+def _computed(config: LanguageModelConfig) -> dict[str, Any]:
+    """What a model computes, by name; not how its weights start, nor by which engine."""
+    found = {name: getattr(config, name) for name in _COMPUTED}
+    for name in config.layers:
+        options = config.mixer_options(name)
+        found[name] = dataclasses.replace(options, engine=None) if name == "kla" else options
+    return found
 
 
 def build_loader(recipe: PretrainRecipe, data: ShardedTokens) -> WindowLoader | PackingLoader:
@@ -117,6 +157,7 @@ def pretrain(
     boards: Sequence[str] = (),
     command: str | None = None,
     parallel: Parallel | None = None,
+    init: str | os.PathLike[str] | None = None,
 ) -> Result:
     """Pretrain, or go on where the folder says; the folder is then a checkpoint with a tokenizer.
 
@@ -130,6 +171,7 @@ def pretrain(
         command: how to continue after an interruption; None for the command that was run.
         parallel: the processes that train together, from ``parallel.from_environment``; None for
             this one alone. Batches, and so the curve, are those of one process.
+        init: a run or a folder with a model, whose weights are the first; None for random ones.
 
     Returns:
         ``Result`` of the training loop.
@@ -139,11 +181,14 @@ def pretrain(
     shards.check()  # a few seconds for what would cost hours
     tokenizer = shards.tokenizer()
     model = build_model(recipe, tokenizer.vocab_size, device=device)
+    begun = bool(checkpoints(folder / "checkpoints"))
+    if init is not None and not begun:
+        start_from(model, tokenizer, init)
     try:
-        if main and not checkpoints(folder / "checkpoints"):
+        if main and not begun:
             folder.mkdir(parents=True, exist_ok=True)
             tokenizer.save(folder)
-            write_json(folder / RUN, _origin(recipe, shards))
+            write_json(folder / RUN, {**_origin(recipe, shards), **_named(init)})
         result = fit(
             model,
             build_loader(recipe, shards),
@@ -152,7 +197,7 @@ def pretrain(
             folder=folder,
             evaluate=build_evaluation(recipe, shards),
             groups=build_groups(recipe, model),
-            about=_identity(recipe, shards),
+            about={**_identity(recipe, shards), **_named(init)},
             progress=progress,
             boards=boards,
             command=command,
@@ -202,6 +247,11 @@ def _identity(recipe: PretrainRecipe, shards: ShardedTokens) -> dict[str, Any]:
     """What must be equal when the run is resumed, besides weights, groups and schedule."""
     chosen = {name: getattr(recipe, name) for name in _SIGNIFICANT}
     return {**chosen, "data": sha256(shards.folder / INDEX), "tokenizer": shards.index.tokenizer}
+
+
+def _named(init: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """What a run says of the weights that it started from; nothing of random ones."""
+    return {} if init is None else {"init": str(Path(init).resolve())}
 
 
 def _explained(error: OSError, folder: Path) -> OSError:

@@ -63,6 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help=f"folder of the run (default: {RUNS}/RECIPE)",
     )
+    parser.add_argument(
+        "--init",
+        type=Path,
+        metavar="DIR",
+        help="start from the weights of this run or model folder, with a new optimizer and "
+        "schedule (default: random weights)",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and stop")
     add_device(parser)
     add_engine(parser)
@@ -133,6 +140,7 @@ def _train(args: argparse.Namespace, chosen: "PretrainRecipe", parallel: "Parall
         boards=[name for name in ("tensorboard", "wandb") if getattr(args, name)],
         command=shlex.join(["kla", *sys.argv[1:]]) if parallel is None else None,
         parallel=parallel,
+        init=args.init,
     )
     if main:
         print(f"\n{summary_table(read_json(out / SUMMARY))}\n")
