@@ -29,7 +29,8 @@ from typing import Any
 
 from torch import nn
 
-GROUPS = ("embedding", "head", "hidden", "vector", "state_space")
+_RATES = ("embedding", "head", "hidden", "vector")
+GROUPS = (*_RATES, "state_space")
 """Names of the groups, in the order in which they are returned."""
 
 _WIDTH, _BATCH = 768, 2**19
@@ -45,7 +46,7 @@ class Rates:
         head: rate of the head.
         hidden: rate of the matrices.
         vector: rate of the vectors.
-        state_space: rate of the prior, as a multiple of the hidden rate.
+        state_space_ratio: rate of the prior over the hidden rate: a ratio, not a rate.
         weight_decay: of head and matrices; nothing else decays.
         betas: of Adam.
         eps: of Adam.
@@ -55,13 +56,13 @@ class Rates:
     head: float = 4e-3
     hidden: float = 4e-3
     vector: float = 4e-3
-    state_space: float = 0.1
+    state_space_ratio: float = 0.1
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.8, 0.95)
     eps: float = 1e-10
 
     def __post_init__(self) -> None:
-        for name in (*GROUPS, "weight_decay"):
+        for name in (*_RATES, "state_space_ratio", "weight_decay"):
             value = getattr(self, name)
             if not 0.0 <= value < math.inf:
                 raise ValueError(f"{name} must be 0 or more, and finite, got {value!r}.")
@@ -103,8 +104,8 @@ def param_groups(
     """
     rates = rates or Rates()
     scale = math.sqrt(_WIDTH / d_model) * math.sqrt(batch_tokens / _BATCH)
-    base = {name: getattr(rates, name) for name in GROUPS}
-    base["state_space"] = rates.state_space * rates.hidden
+    base = {name: getattr(rates, name) for name in _RATES}
+    base["state_space"] = rates.state_space_ratio * rates.hidden
     members: dict[str, list[nn.Parameter]] = {name: [] for name in GROUPS}
     for name, group in group_names(model).items():
         parameter = model.get_parameter(name)
