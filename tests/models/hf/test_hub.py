@@ -1,5 +1,7 @@
 """Folders on their own: found by the Auto classes, also where nobody imported us; and back."""
 
+import ast
+import json
 import subprocess
 import sys
 
@@ -43,10 +45,14 @@ sys.meta_path.insert(0, Gone())
 
 
 def in_a_fresh_process(folder, cache, before=""):
-    program = FRESH.format(before=before)
+    return run_alone(["-c", FRESH.format(before=before), str(folder)], cache)
+
+
+def run_alone(arguments, cache):
+    """Python with these arguments, offline, with nothing of ours imported before."""
     environment = {"HF_HOME": str(cache), "PATH": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, "-c", program, str(folder)],
+        [sys.executable, *arguments],
         capture_output=True,
         text=True,
         env=environment,
@@ -64,6 +70,76 @@ def test_a_process_that_never_imported_us(tmp_path):
     assert run.stdout.strip() == str(
         model.generate(ids, max_new_tokens=6, do_sample=False)[0].tolist()
     )
+
+
+PIPELINE = """
+import sys
+from transformers import pipeline
+write = pipeline("text-generation", sys.argv[1], trust_remote_code=True)
+print(repr(write("ab ba", max_new_tokens=6, do_sample=False)[0]["generated_text"]))
+"""
+
+TASK = """
+task: parity
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{text}}}}"
+doc_to_choice: ["a", "b"]
+doc_to_target: label
+metric_list: [{{metric: acc}}]
+"""
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A folder that ``kla export`` wrote, with its tokenizer."""
+    pytest.importorskip("tokenizers")
+    from tests.evaluation.checkpoints import checkpoint
+
+    folder = tmp_path_factory.mktemp("exported")
+    run = checkpoint(folder / "run", plan="attention + kla")
+    assert main(["export", str(run), "--to", "hf", str(folder / "hf")]) == 0
+    return folder / "hf"
+
+
+def test_a_pipeline_in_a_process_that_never_imported_us(exported, tmp_path):
+    run = run_alone(["-c", PIPELINE, str(exported)], tmp_path / "cache")
+    assert run.returncode == 0, run.stderr
+    model, tokenizer = load_checkpoint(exported)
+    prompt = tokenizer.encode("ab ba")
+    tokens = model.generate(torch.tensor([prompt]), max_new_tokens=6).tokens[0].tolist()
+    assert ast.literal_eval(run.stdout) == tokenizer.decode([*prompt, *tokens])
+
+
+@pytest.mark.slow
+def test_the_harness_in_a_process_that_never_imported_us(exported, tmp_path):
+    pytest.importorskip("lm_eval")
+    pytest.importorskip("datasets")
+    data, tasks = tmp_path / "docs.jsonl", tmp_path / "tasks"
+    rows = [{"text": f"line {i} says", "label": i % 2} for i in range(4)]
+    data.write_text("\n".join(json.dumps(row) for row in rows))
+    tasks.mkdir()
+    (tasks / "parity.yaml").write_text(TASK.format(data=data))
+    arguments = f"pretrained={exported},trust_remote_code=True,dtype=float32"
+    out = tmp_path / "out.json"
+    command = (
+        f"-m lm_eval --model hf --tasks parity --device cpu --log_samples --include_path {tasks}"
+    )
+    options = ["--model_args", arguments, "--output_path", str(out)]
+    run = run_alone([*command.split(), *options], tmp_path / "cache")
+    assert run.returncode == 0, run.stderr
+    (found,) = tmp_path.glob("**/samples_parity_*.jsonl")
+    model, tokenizer = load_checkpoint(exported)
+    for line in found.read_text().splitlines():
+        sample = json.loads(line)
+        for choice, response in zip([" a", " b"], sample["filtered_resps"], strict=True):
+            text = tokenizer.encode(sample["doc"]["text"])
+            both = tokenizer.encode(sample["doc"]["text"] + choice)
+            log_probs = model(torch.tensor([both])).logits.log_softmax(-1)[0]
+            score = sum(log_probs[t - 1, both[t]] for t in range(len(text), len(both)))
+            assert float(response[0]) == pytest.approx(float(score.detach()), abs=1e-3)
 
 
 def test_without_the_package_the_error_says_what_to_install(tmp_path):
