@@ -13,7 +13,7 @@ from tests.docs.markdown import PACKAGE, ROOT, code, table_rows
 TEXT = (ROOT / "docs" / "notation.md").read_text()
 GLOSSARY = set(code(TEXT))
 OPS = sorted(path for path in (PACKAGE / "ops").rglob("*.py") if path.parent.name != "cuda")
-ENDINGS = ("_0", "_new", "_t", "_n", "_d", "_sb", "_st")
+ENDINGS = ("_0", "_new", "_t", "_n", "_g", "_d", "_sb", "_st", "_sd")
 GREEK = {"alpha", "beta", "gamma", "delta", "eta", "lam", "mu", "phi", "rho", "sigma", "theta"}
 
 

@@ -39,6 +39,8 @@ CASES = {
     "packed": Case(B=1, T=40, N=3, D=5, documents=4),
     "blocks of three": Case(B=1, T=35, N=6, D=3, share=3, padding="random"),
     "one block": Case(B=1, T=36, N=4, D=3, share=4, documents=3),
+    "gaps": Case(B=1, T=35, N=2, D=3, gaps="channel", padding="random", a_min=1e-3),
+    "gaps, no decay, blocks": Case(B=1, T=34, N=4, D=3, gaps="token", share=2, a_min=1.0),
     "no process noise": Case(B=1, T=40, N=2, D=3, p_max=0.0, a_min=1e-3, lam_max=1e6),
 }
 
@@ -58,8 +60,9 @@ def test_values_and_gradients(schedule: str, case: Case) -> None:
 
 
 @interpreted
-def test_float64(schedule: str) -> None:
-    call = make_call(Case(B=1, T=35, N=3, D=5, padding="random"))
+@pytest.mark.parametrize("gaps", ["none", "token"])
+def test_float64(schedule: str, gaps: str) -> None:
+    call = make_call(Case(B=1, T=35, N=3, D=5, padding="random", gaps=gaps))
     truth = run_call(call, "reference", torch.float64)
     assert max(errors(run_call(call, "triton", torch.float64), truth).values()) < 1e-12
 
@@ -95,13 +98,17 @@ def test_short_dtypes_and_strides(schedule: str) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("share", [1, 2])
-def test_a_step_is_a_scan_over_one_token(share: int) -> None:
-    tensors = [x.float() for x in make_call(Case(B=3, T=1, N=4, D=5, share=share)).tensors]
+@pytest.mark.parametrize(
+    ("share", "gaps"), [(1, "none"), (2, "none"), (2, "token"), (1, "channel")]
+)
+def test_a_step_is_a_scan_over_one_token(share: int, gaps: str) -> None:
+    case = Case(B=3, T=1, N=4, D=5, share=share, gaps=gaps)
+    *tensors, dt = [x.float() for x in make_call(case).tensors] + [None] * (gaps == "none")
     state, mask = KLAState(*tensors[6:]), torch.tensor([True, False, True])
-    tokens = [x[:, 0] for x in tensors[:4]]
-    got = kla_step(*tokens, *tensors[4:6], state, mask=mask, return_variance=True, engine="triton")
-    wanted = kla_scan_ref(*tensors[:6], state=state, mask=mask.unsqueeze(1), return_variance=True)
+    tokens, gap = [x[:, 0] for x in tensors[:4]], None if dt is None else dt[:, 0]
+    options = {"return_variance": True}
+    got = kla_step(*tokens, *tensors[4:6], state, mask=mask, dt=gap, engine="triton", **options)
+    wanted = kla_scan_ref(*tensors[:6], state=state, mask=mask.unsqueeze(1), dt=dt, **options)
     torch.testing.assert_close(got.y, wanted.y[:, 0])
     torch.testing.assert_close(got.y_var, wanted.y_var[:, 0])
     torch.testing.assert_close(got.state, wanted.state)
@@ -122,7 +129,8 @@ def test_the_schedule_follows_from_the_shape() -> None:
     assert cut(1, 0, 16, 960, FORWARD_LANES).segments == 1
     assert cut(2, 100, 67, 9, FORWARD_LANES).block_g == 128
     assert cut(1, 64, 12, 9, FORWARD_LANES, share=3).tile == (4, 4, 16)
-    assert lanes_for(torch.float32, BACKWARD_LANES, 4) < lanes_for(torch.float32, BACKWARD_LANES)
+    assert lanes_for(torch.float32, BACKWARD_LANES, plain=False) == BACKWARD_LANES // 2
+    assert lanes_for(torch.float32, FORWARD_LANES, plain=False) == FORWARD_LANES
 
 
 @compiled
@@ -140,3 +148,17 @@ def test_a_kernel_compiles_without_a_device() -> None:
     assert not re.search(r"arith.muli .* : i32", compile_variant(variant, "sm_80").asm["ttir"])
     # One division per lane, rounded to nearest; sixteen lanes per thread.
     assert compile_variant(variant, "sm_80").asm["ptx"].count("div.rn.f32") == 16
+
+
+@compiled
+def test_the_series_of_a_gap_is_compiled_in_float64() -> None:
+    # The interpreter keeps Python's floats, so it could not tell.
+    from kalman_attention.ops.triton.bwd import adjoint_kernel
+    from kalman_attention.tools.triton_resources import Variant, compile_variant
+
+    variant = Variant(adjoint_kernel, BACKWARD_LANES, tokens=torch.float64, gaps=True)
+    text = compile_variant(variant, "sm_80").asm["ttir"]
+    numbers = {float(x) for x in re.findall(r"dense<([-+.0-9eE]+)> : tensor<[0-9x]+xf64>", text)}
+    # 1 / (j + 1) of the mean of an exponential and (j + 1) / (j (j + 2)) of its slope.
+    assert {1 / (j + 1) for j in range(1, 16)} <= numbers
+    assert {(j + 1) / (j * (j + 2)) for j in range(1, 20)} <= numbers

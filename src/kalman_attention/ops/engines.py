@@ -142,6 +142,7 @@ ENGINES = {
             devices=("cuda", "cpu") if os.environ.get("TRITON_INTERPRET") == "1" else ("cuda",),
             location=f"{_PACKAGE}.triton.engine",
             step=True,
+            gaps=True,
             shared=True,
             never_auto=("cpu",),
             missing=_triton_missing(),

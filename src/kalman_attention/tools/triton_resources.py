@@ -36,7 +36,7 @@ NAMES = {
     torch.float16: "fp16",
 }
 
-TOKENS = ("q", "k", "v", "lam_v", "y", "y_var", "dy", "dy_var", "dv", "dlam_v")
+TOKENS = ("q", "k", "v", "lam_v", "dt", "y", "y_var", "dy", "dy_var", "dv", "dlam_v")
 """Arrays that have the dtype of the tokens; those not named here have that of the arithmetic."""
 
 FIXED = {"mask": "*u8", "cu_seqlens": "*i64", "dynamics": "*fp64"}
@@ -59,6 +59,7 @@ class Variant(NamedTuple):
         N: slots.
         share: slots that share a variance.
         absent: arguments that the call does without.
+        gaps: with time between tokens.
         what: how to call that.
     """
 
@@ -68,6 +69,7 @@ class Variant(NamedTuple):
     N: int = SLOTS[0]
     share: int = 1
     absent: tuple[str, ...] = ()
+    gaps: bool = False
     what: str = "all options"
 
     @property
@@ -86,7 +88,8 @@ class Variant(NamedTuple):
 
     def constants(self) -> dict[str, Any]:
         """Constants of the kernel at the sizes of the paper's shape, and absent arguments."""
-        lanes = lanes_for(self.arithmetic, self.lanes, self.share)
+        plain = self.share == 1 and not self.gaps
+        lanes = lanes_for(self.arithmetic, self.lanes, plain=plain)
         tile = cut(1, CHUNK, self.N, 960, lanes, self.share)
         every = {
             "CHUNK": CHUNK,
@@ -97,7 +100,8 @@ class Variant(NamedTuple):
             "BLOCK_D": tile.block_d,
         }
         found = {p.name: every[p.name] for p in self.kernel.params if p.is_constexpr}
-        return found | dict.fromkeys(self.absent)
+        absent = self.absent if self.gaps else (*self.absent, "dt", "ddt")
+        return found | {p.name: None for p in self.kernel.params if p.name in absent}
 
     def signature(self) -> dict[str, str]:
         """Type of every argument."""

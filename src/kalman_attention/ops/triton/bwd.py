@@ -23,8 +23,10 @@ from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs
 from kalman_attention.ops.raw import dense, rows
 from kalman_attention.ops.triton.lane import (
     adjoint_then,
+    faded,
     filter_adjoint,
     filter_step,
+    gap_adjoint,
     over_slots,
     per_block,
     remainder,
@@ -33,6 +35,8 @@ from kalman_attention.ops.triton.launch import OPTIONS, Tokens, on_device, prepa
 from kalman_attention.ops.triton.place import (
     blocks_exist,
     chunks_of,
+    dynamics_of,
+    gap_before,
     kernel,
     lanes_exist,
     lanes_of,
@@ -41,6 +45,7 @@ from kalman_attention.ops.triton.place import (
     read,
     span_of,
     squares,
+    step_to,
     token_evidence,
     token_is_real,
 )
@@ -59,8 +64,9 @@ MAP_FIELDS = (2, len(AdjointMap._fields) - 2)
 
 @triton.jit
 def replay(
-    k, v, lam_v, mask, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st, mask_sb, mask_st,
-    a, p, mu, s, into, batch, begin, stop, n, d, lane, block_lane, N, D,
+    k, v, lam_v, dt, mask, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st,
+    dt_sb, dt_st, dt_sd, mask_sb, mask_st,
+    a, p, half, mu, s, into, batch, begin, stop, n, d, lane, block_lane, N, D,
     EVERY: tl.constexpr, TILE: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Filter tokens begin to stop; store the belief before every EVERY-th of them."""
@@ -75,17 +81,18 @@ def replay(
                 batch, t, n, d, keep_n, keep_d, DTYPE,
             )  # fmt: skip
             phi, b = token_evidence(k_t, v_t, lam_v_t)
-            s_new, mu_new, _r = filter_step(a, p, phi, b, s, mu)
+            a_t, p_t = step_to(a, p, half, dt, dt_sb, dt_st, dt_sd, batch, t, d, keep_d)
+            s_new, mu_new, _r = filter_step(a_t, p_t, phi, b, s, mu, dt is not None)
             s, mu = tl.where(real, s_new, s), tl.where(real, mu_new, mu)
     tl.debug_barrier()  # what was stored is loaded again by the same warp
 
 
 @kernel
 def adjoint_kernel(
-    q, k, v, lam_v, mask, cu_seqlens,
-    q_sb, q_st, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st, mask_sb, mask_st,
+    q, k, v, lam_v, dt, mask, cu_seqlens,
+    q_sb, q_st, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st, dt_sb, dt_st, dt_sd, mask_sb, mask_st,
     a_bar, p_bar, saved, path, dy, dy_var, dy_sb, dy_st, dy_var_sb, dy_var_st,
-    dmean_ends, dvariance_ends, dq, dk, dv, dlam_v, dynamics, dmean_0, dvariance_0,
+    dmean_ends, dvariance_ends, dq, dk, dv, dlam_v, ddt, dynamics, dmean_0, dvariance_0,
     first_row, B, T, N, G, D, chunks, blocks, segments, per_segment, stride,
     CHUNK: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -94,7 +101,8 @@ def adjoint_kernel(
 
     The adjoint that arrives is [R, segments, N, D] and [R, segments, G, D]. dk and dq are sums over
     this block of channels, [blocks, B, T, N]; ``dynamics`` collects da_bar and dp_bar in float64,
-    [2, R, segments, G, D], with ``stride`` between them.
+    [2, R, segments, G, D], with ``stride`` between them. With gaps it is -log a_bar whose gradient
+    stands in place of da_bar, and ddt is [B, T, D] whatever the width of dt.
     """
     row, segment, block = locate(first_row, segments, blocks)
     batch, first, end, chunk_0 = span_of(row, T, cu_seqlens, CHUNK)
@@ -107,8 +115,8 @@ def adjoint_kernel(
     WINDOWS: tl.constexpr = CHUNK // WINDOW
     size, size_g = tl.cast(N, tl.int64) * D, tl.cast(G, tl.int64) * D
     field = tl.cast(stride, tl.int64)
-    a = tl.load(a_bar + at_g, mask=has_g, other=0.0)
-    p = tl.load(p_bar + at_g, mask=has_g, other=0.0)
+    GAPS: tl.constexpr = dt is not None
+    a, p, half, unit = dynamics_of(a_bar, p_bar, at_g, has_g, GAPS)
     here = (row * segments + segment) * size + at
     here_g = (row * segments + segment) * size_g + at_g
     dmu = tl.load(dmean_ends + here, mask=has, other=0.0)
@@ -127,8 +135,9 @@ def adjoint_kernel(
         mu = tl.load(saved + (chunk_0 + c) * size + at, mask=has, other=0.0)
         s = tl.load(saved + (chunks + chunk_0 + c) * size + at_first, mask=has_g, other=0.0)
         replay(
-            k, v, lam_v, mask, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st, mask_sb, mask_st,
-            a, p, mu, s, coarse, batch, begin, stop, n, d, lane, block_lane, N, D,
+            k, v, lam_v, dt, mask, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st,
+            dt_sb, dt_st, dt_sd, mask_sb, mask_st,
+            a, p, half, mu, s, coarse, batch, begin, stop, n, d, lane, block_lane, N, D,
             WINDOW, TILE, DTYPE,
         )  # fmt: skip
         da, dp = tl.zeros_like(p), tl.zeros_like(p)
@@ -140,8 +149,9 @@ def adjoint_kernel(
             mu = tl.load(coarse + 2 * w * TILE + lane)
             s = tl.load(coarse + (2 * w + 1) * TILE + block_lane)
             replay(
-                k, v, lam_v, mask, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st, mask_sb, mask_st,
-                a, p, mu, s, fine, batch, begin_w, stop_w, n, d, lane, block_lane, N, D,
+                k, v, lam_v, dt, mask, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st,
+                dt_sb, dt_st, dt_sd, mask_sb, mask_st,
+                a, p, half, mu, s, fine, batch, begin_w, stop_w, n, d, lane, block_lane, N, D,
                 1, TILE, DTYPE,
             )  # fmt: skip
             for back_t in range(0, stop_w - begin_w):
@@ -156,7 +166,8 @@ def adjoint_kernel(
                 )  # fmt: skip
                 q_t = read(q, q_sb, q_st, batch, t, n, keep_n, DTYPE)
                 phi, b = token_evidence(k_t, v_t, lam_v_t)
-                s_new, mu_new, r = filter_step(a, p, phi, b, s, mu)
+                a_t, p_t = step_to(a, p, half, dt, dt_sb, dt_st, dt_sd, batch, t, d, keep_d)
+                s_new, mu_new, r = filter_step(a_t, p_t, phi, b, s, mu, GAPS)
                 dq_n = tl.full((BLOCK_M, BLOCK_G), 0.0, DTYPE)
                 if dy is not None:
                     dy_t = read(dy, dy_sb, dy_st, batch, t, d, keep_d, DTYPE)
@@ -167,10 +178,18 @@ def adjoint_kernel(
                     ds += squares(q_t)[:, :, None] * dy_var_t[None, None, :]
                     dq_n += 2.0 * q_t * tl.sum(s_new * dy_var_t[None, None, :], axis=2)
                 k2 = squares(k_t)
-                rest = remainder(k_t, k2, v_t, a * mu, r)
-                dmu_back, ds_back, da_t, dp_t, db, dphi, dlam_v_t = filter_adjoint(
-                    a, k2, lam_v_t, s, mu, s_new, mu_new, r, rest, dmu, ds
+                rest = remainder(k_t, k2, v_t, faded(a_t, mu, GAPS), r)
+                dmu_back, ds_back, mu_g, dP, db, dphi, dlam_v_t = filter_adjoint(
+                    a_t, k2, lam_v_t, mu, s_new, mu_new, r, rest, dmu, ds, GAPS
                 )
+                if dt is None:
+                    a_dP = a * dP
+                    da_t, dp_t = mu_g + s * (a_dP + a_dP), dP
+                else:
+                    gap = gap_before(dt, dt_sb, dt_st, dt_sd, batch, t, d, keep_d, DTYPE)
+                    da_t, dp_t, ddt_t = gap_adjoint(a, half, unit, p, gap, s, mu_g, dP)
+                    ddt_d = over_slots(tl.where(real, ddt_t, 0.0))
+                    tl.store(ddt + (batch * T + t) * D + d, ddt_d, mask=has_d)
                 dmu, ds = tl.where(real, dmu_back, dmu), tl.where(real, ds_back, ds)
                 da += tl.where(real, da_t, 0.0)
                 dp += tl.where(real, dp_t, 0.0)
@@ -194,8 +213,8 @@ def adjoint_kernel(
 
 @kernel
 def adjoint_summary_kernel(
-    q, k, v, lam_v, mask, cu_seqlens,
-    q_sb, q_st, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st, mask_sb, mask_st,
+    q, k, v, lam_v, dt, mask, cu_seqlens,
+    q_sb, q_st, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st, dt_sb, dt_st, dt_sd, mask_sb, mask_st,
     a_bar, p_bar, saved, dy, dy_var, dy_sb, dy_st, dy_var_sb, dy_var_st, maps, block_maps,
     T, N, G, D, chunks, blocks, segments, per_segment, stride, block_stride,
     CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -214,8 +233,8 @@ def adjoint_summary_kernel(
     has_g = blocks_exist(has)
     DTYPE: tl.constexpr = a_bar.dtype.element_ty
     size = tl.cast(N, tl.int64) * D
-    a = tl.load(a_bar + at_g, mask=has_g, other=0.0)
-    p = tl.load(p_bar + at_g, mask=has_g, other=0.0)
+    GAPS: tl.constexpr = dt is not None
+    a, p, half, _unit = dynamics_of(a_bar, p_bar, at_g, has_g, GAPS)
     zero, zero_g = tl.full((BLOCK_M, BLOCK_G, BLOCK_D), 0.0, DTYPE), tl.zeros_like(p)
     gain, cross, dmu_0, ds_0 = zero_g + 1.0, zero, zero, zero_g
     for c in range(c0, c1):
@@ -229,8 +248,9 @@ def adjoint_summary_kernel(
                 )  # fmt: skip
                 q_t = read(q, q_sb, q_st, batch, t, n, has_n, DTYPE)
                 phi, b = token_evidence(k_t, v_t, lam_v_t)
-                e = b - phi * (a * mu)
-                s, mu, r = filter_step(a, p, phi, b, s, mu)
+                a_t, p_t = step_to(a, p, half, dt, dt_sb, dt_st, dt_sd, batch, t, d, has_d)
+                e = b - phi * faded(a_t, mu, GAPS)
+                s, mu, r = filter_step(a_t, p_t, phi, b, s, mu, GAPS)
                 dmu, ds = zero, zero_g
                 if dy is not None:
                     dy_t = read(dy, dy_sb, dy_st, batch, t, d, has_d, DTYPE)
@@ -238,7 +258,9 @@ def adjoint_summary_kernel(
                 if dy_var is not None:
                     dy_var_t = read(dy_var, dy_var_sb, dy_var_st, batch, t, d, has_d, DTYPE)
                     ds = squares(q_t)[:, :, None] * dy_var_t[None, None, :]
-                gain, cross, dmu_0, ds_0 = adjoint_then(a, r, e, dmu, ds, gain, cross, dmu_0, ds_0)
+                gain, cross, dmu_0, ds_0 = adjoint_then(
+                    a_t, r, e, dmu, ds, gain, cross, dmu_0, ds_0, GAPS
+                )
     field, field_g = tl.cast(stride, tl.int64), tl.cast(block_stride, tl.int64)
     number = row * segments + segment
     out, out_g = maps + number * size + at, block_maps + number * G * D + at_g
@@ -311,13 +333,14 @@ def backward(
     dk, dq = like.new_empty(2, cut.blocks, B, T, N)
     dynamics = like.new_zeros(2, R, cut.segments, G, D, dtype=torch.float64)
     first = torch.empty_like(like), torch.empty_like(tokens.state_0[1])
+    ddt = None if inputs.dt is None else like.new_empty(B, T, D)
     path = _scratch(like, cut)
     for first_row in range(0, R, wave_rows(cut)):
         count = min(wave_rows(cut), R - first_row)
         adjoint_kernel[(count * cut.segments * cut.blocks,)](
             *tokens.arrays, *tokens.strides, *tokens.dynamics,
             saved, path, *upstream.outputs, *upstream.strides,
-            *incoming, dq, dk, dv, dlam_v, dynamics, *first,
+            *incoming, dq, dk, dv, dlam_v, ddt, dynamics, *first,
             first_row, B, T, N, G, D, inputs.chunks,
             cut.blocks, cut.segments, cut.per_segment, dynamics.stride(0),
             CHUNK, WINDOW, *cut.tile, **OPTIONS,
@@ -325,7 +348,11 @@ def backward(
     da_bar, dp_bar = (add_up(x.flatten(0, 1), inputs.a_bar) for x in dynamics)
     dmean_0, dvariance_0 = (x.to(inputs.compute_dtype) for x in first)
     dk, dq = add_up(dk, inputs.k), add_up(dq, inputs.q)
-    return ScanGrads(dq, dk, dv, dlam_v, da_bar, dp_bar, dmean_0, dvariance_0)
+    if inputs.dt is not None and ddt is not None:
+        da_bar = -da_bar / inputs.a_bar
+        ddt = ddt if inputs.dt.shape[-1] == D else ddt.sum(-1, keepdim=True)
+        ddt = ddt.to(inputs.dt.dtype)
+    return ScanGrads(dq, dk, dv, dlam_v, da_bar, dp_bar, dmean_0, dvariance_0, ddt)
 
 
 def _upstream(

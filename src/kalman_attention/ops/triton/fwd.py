@@ -16,6 +16,7 @@ from kalman_attention.ops.triton.launch import OPTIONS, Tokens, on_device, prepa
 from kalman_attention.ops.triton.place import (
     blocks_exist,
     chunks_of,
+    dynamics_of,
     kernel,
     lanes_exist,
     lanes_of,
@@ -24,6 +25,7 @@ from kalman_attention.ops.triton.place import (
     read,
     span_of,
     squares,
+    step_to,
     token_evidence,
     token_is_real,
 )
@@ -35,8 +37,8 @@ MAP_FIELDS = (2, len(FilterMap._fields) - 2)
 
 @kernel
 def filter_kernel(
-    q, k, v, lam_v, mask, cu_seqlens,
-    q_sb, q_st, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st, mask_sb, mask_st,
+    q, k, v, lam_v, dt, mask, cu_seqlens,
+    q_sb, q_st, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st, dt_sb, dt_st, dt_sd, mask_sb, mask_st,
     a_bar, p_bar, mean_starts, variance_starts, y, y_var, mean, variance, saved,
     T, N, G, D, chunks, blocks, segments, per_segment,
     CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -51,8 +53,8 @@ def filter_kernel(
     has_g = blocks_exist(has)
     DTYPE: tl.constexpr = a_bar.dtype.element_ty
     size, size_g = tl.cast(N, tl.int64) * D, tl.cast(G, tl.int64) * D
-    a = tl.load(a_bar + at_g, mask=has_g, other=0.0)
-    p = tl.load(p_bar + at_g, mask=has_g, other=0.0)
+    GAPS: tl.constexpr = dt is not None
+    a, p, half, _unit = dynamics_of(a_bar, p_bar, at_g, has_g, GAPS)
     number = row * segments + segment
     mu = tl.load(mean_starts + number * size + at, mask=has, other=0.0)
     s = tl.load(variance_starts + number * size_g + at_g, mask=has_g, other=0.0)
@@ -70,7 +72,8 @@ def filter_kernel(
             )  # fmt: skip
             q_t = read(q, q_sb, q_st, batch, t, n, keep_n, DTYPE)
             phi, b = token_evidence(k_t, v_t, lam_v_t)
-            s_new, mu_new, _r = filter_step(a, p, phi, b, s, mu)
+            a_t, p_t = step_to(a, p, half, dt, dt_sb, dt_st, dt_sd, batch, t, d, keep_d)
+            s_new, mu_new, _r = filter_step(a_t, p_t, phi, b, s, mu, GAPS)
             s, mu = tl.where(real, s_new, s), tl.where(real, mu_new, mu)
             out = (batch * T + t) * D + d
             tl.store(y + out, over_slots(q_t[:, :, None] * mu), mask=has_d)
@@ -83,8 +86,8 @@ def filter_kernel(
 
 @kernel
 def summary_kernel(
-    q, k, v, lam_v, mask, cu_seqlens,
-    q_sb, q_st, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st, mask_sb, mask_st,
+    q, k, v, lam_v, dt, mask, cu_seqlens,
+    q_sb, q_st, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st, dt_sb, dt_st, dt_sd, mask_sb, mask_st,
     a_bar, p_bar, maps, block_maps,
     T, N, G, D, blocks, segments, per_segment, stride, block_stride,
     CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -102,8 +105,8 @@ def summary_kernel(
     has_n, has_d, has = lanes_exist(n, d, N, D)
     has_g = blocks_exist(has)
     DTYPE: tl.constexpr = a_bar.dtype.element_ty
-    a = tl.load(a_bar + at_g, mask=has_g, other=0.0)
-    p = tl.load(p_bar + at_g, mask=has_g, other=0.0)
+    GAPS: tl.constexpr = dt is not None
+    a, p, half, _unit = dynamics_of(a_bar, p_bar, at_g, has_g, GAPS)
     zero, zero_g = tl.full((BLOCK_M, BLOCK_G, BLOCK_D), 0.0, DTYPE), tl.zeros_like(p)
     s, mu, gain, J, eta = zero_g, zero, zero_g + 1.0, zero_g, zero
     for t in range(first + c0 * CHUNK, tl.minimum(first + c1 * CHUNK, end)):
@@ -113,7 +116,8 @@ def summary_kernel(
                 batch, t, n, d, has_n, has_d, DTYPE,
             )  # fmt: skip
             phi, b = token_evidence(k_t, v_t, lam_v_t)
-            s, mu, gain, J, eta = filter_then(a, p, phi, b, s, mu, gain, J, eta)
+            a_t, p_t = step_to(a, p, half, dt, dt_sb, dt_st, dt_sd, batch, t, d, has_d)
+            s, mu, gain, J, eta = filter_then(a_t, p_t, phi, b, s, mu, gain, J, eta, GAPS)
     field, field_g = tl.cast(stride, tl.int64), tl.cast(block_stride, tl.int64)
     number = row * segments + segment
     out, out_g = maps + number * N * D + at, block_maps + number * G * D + at_g

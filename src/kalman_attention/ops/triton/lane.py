@@ -6,6 +6,9 @@ Functions of values alone; every kernel of the engine is built on them. Names fo
 A tile has M slots of G blocks in D channels. What the slots of a block share is ``[1, G, D]``, what
 each has ``[M, G, D]``: slots come first, so that a thread owns all slots of a block where it can
 and adds them up by itself. Where every slot is a block of its own M is 1.
+
+A decay over a gap in time is kept as what it takes away, u = 1 - a; ``faded`` is told which of the
+two it gets.
 """
 
 import triton
@@ -44,12 +47,66 @@ def seen(v, lam_v):
 
 
 @triton.jit
-def filter_step(a, p, phi, b, s, mu):
+def faded(a, x, GAPS: tl.constexpr):
+    """What is left of x: a x, or x - u x where a is u, which keeps the digits of small steps."""
+    return x - a * x if GAPS else a * x
+
+
+@triton.jit
+def filter_step(a, p, phi, b, s, mu, GAPS: tl.constexpr):
     """One token in moment form: the new variance and mean, and the retention r."""
     # a (a s), never a^2 s: the rounding of a stored a^2 would be the same in every step.
-    P = a * (a * s) + p
+    P = faded(a, faded(a, s, GAPS), GAPS) + p
     r = reciprocal(1.0 + phi * P)
-    return P * r, r * (a * mu + P * b), r
+    return P * r, r * (faded(a, mu, GAPS) + P * b), r
+
+
+@triton.jit
+def over_gap(L, half, dt):
+    """What a gap takes away, u = 1 - exp(-L dt), and the time h that its noise counts for.
+
+    h is the integral of exp(-2 L t) from 0 to dt, that is u (1 - u / 2) / L, and dt without decay;
+    ``half`` is 1 / (2 L). Below an exponent of 1/2 both come from a series, where 1 - exp would
+    lose digits; its terms are enough for 1e-8, or for 1e-17.
+    """
+    TERMS: tl.constexpr = 15 if L.dtype == tl.float64 else 9
+    z = L * dt
+    series = tl.full(z.shape, 1.0, z.dtype)
+    for i in tl.static_range(TERMS):
+        series = 1.0 - z * (1.0 / (TERMS + 1 - i)) * series
+    u = tl.where(z < 0.5, z * series, 1.0 - tl.exp(-z))
+    time = tl.where(z < 0.5, dt * series, 2.0 * (u * half))
+    return u, time - 0.5 * (u * time)
+
+
+@triton.jit
+def gap_moment(L, half, dt, u, h):
+    """The integral of t exp(-2 L t) from 0 to dt: how h falls with 2 L."""
+    TERMS: tl.constexpr = 19 if L.dtype == tl.float64 else 12
+    y = 2.0 * (L * dt)
+    series = tl.full(y.shape, 1.0, y.dtype)
+    for i in tl.static_range(TERMS):
+        # In one expression: a name would make a float32 of the ratio.
+        series = 1.0 - y * ((TERMS - i + 1.0) / ((TERMS - i) * (TERMS - i + 2.0))) * series
+    a = 1.0 - u
+    return tl.where(y < 1.0, 0.5 * (dt * (dt * series)), (h - dt * (a * a)) * half)
+
+
+@triton.jit
+def gap_adjoint(L, half, unit, p, dt, s, mu_g, dP):
+    """Gradients of L = -log a_bar, of p_bar and of a gap; ``unit`` is 1 / h(1), p is p_bar unit.
+
+    mu_g is the sum of mu dm over the slots of a block, dm the gradient of the predicted mean.
+    """
+    one = tl.full(dt.shape, 1.0, dt.dtype)
+    u, h = over_gap(L, half, dt)
+    u_1, h_1 = over_gap(L, half, one)
+    a = 1.0 - u
+    # The noise of a gap is p_bar h(dt) / h(1): it does not change with L for a gap of one unit.
+    fall = gap_moment(L, half, dt, u, h) - gap_moment(L, half, one, u_1, h_1) * (unit * h)
+    dL = -(dt * (a * mu_g)) - 2.0 * dP * (s * (dt * (a * a)) + p * fall)
+    ddt = a * (a * ((p - 2.0 * L * s) * dP)) - L * (a * mu_g)
+    return dL, unit * h * dP, ddt
 
 
 @triton.jit
@@ -66,41 +123,40 @@ def remainder(k, k2, v, m, r):
 
 
 @triton.jit
-def filter_adjoint(a, k2, lam_v, s, mu, s_new, mu_new, r, rest, dmu, ds):
-    """Adjoint of ``filter_step``: dmu and ds before the token, then da, dp, db, dphi, dlam_v.
+def filter_adjoint(a, k2, lam_v, mu, s_new, mu_new, r, rest, dmu, ds, GAPS: tl.constexpr):
+    """Adjoint of ``filter_step``: dmu and ds before the token, mu_g, dP, db, dphi, dlam_v.
 
-    s and mu are the belief before the token, s_new and mu_new the one after it and ``rest`` the
-    remainder of its value; dmu and ds are the adjoints of the belief after it. dlam_v is
-    k2 dphi + v sum k db, written so that the two do not cancel under strong evidence.
+    mu is the mean before the token, s_new and mu_new the belief after it and ``rest`` the remainder
+    of its value; dmu and ds are the adjoints of the belief after it. mu_g is the sum of mu dm over
+    the slots of a block, dm the adjoint of the predicted mean. dlam_v is k2 dphi + v sum k db,
+    written so that the two do not cancel under strong evidence.
     """
     g = r * dmu
     s_ds = s_new * ds
     rest_dmu = per_block(rest * dmu)
     dP = r * (r * ds + lam_v[None, None, :] * rest_dmu)
-    a_dP = a * dP
-    da = per_block(mu * g) + s * (a_dP + a_dP)
+    ds_back = faded(a, faded(a, dP, GAPS), GAPS)
     dphi = -(s_new * (per_block(mu_new * dmu) + s_ds))
     dlam_v = s_new * (rest_dmu - k2[:, :, None] * s_ds)
-    return a * g, a * a_dP, da, dP, s_new * dmu, dphi, dlam_v
+    return faded(a, g, GAPS), ds_back, per_block(mu * g), dP, s_new * dmu, dphi, dlam_v
 
 
 @triton.jit
-def filter_then(a, p, phi, b, s, mu, gain, J, eta):
+def filter_then(a, p, phi, b, s, mu, gain, J, eta, GAPS: tl.constexpr):
     """``FilterMap.then``: a segment, s to eta, followed by one token."""
-    s_new, mu_new, r = filter_step(a, p, phi, b, s, mu)
-    before = a * gain
+    s_new, mu_new, r = filter_step(a, p, phi, b, s, mu, GAPS)
+    before = faded(a, gain, GAPS)
     gain = r * before
-    e = b - phi * (a * mu)
+    e = b - phi * faded(a, mu, GAPS)
     return s_new, mu_new, gain, J + phi * before * gain, eta + gain * e
 
 
 @triton.jit
-def adjoint_then(a, r, e, dmu, ds, gain, cross, dmu_0, ds_0):
+def adjoint_then(a, r, e, dmu, ds, gain, cross, dmu_0, ds_0, GAPS: tl.constexpr):
     """``AdjointMap.then``: the adjoint of a segment, gain to ds_0, followed by one token.
 
     dmu and ds are what the outputs of the token add.
     """
-    c = a * r
-    gain = c * gain
-    cross = c * cross + gain * (gain * e)
+    gain = faded(a, r * gain, GAPS)
+    cross = faded(a, r * cross, GAPS) + gain * (gain * e)
     return gain, cross, dmu_0 + gain * dmu, ds_0 + per_block(cross * dmu) + gain * (gain * ds)

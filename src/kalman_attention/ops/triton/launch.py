@@ -24,9 +24,10 @@ class Tokens(NamedTuple):
     """What every kernel that walks time is given, in the order of its parameters.
 
     Attributes:
-        arrays: q, k, v, lam_v, mask, cu_seqlens.
-        strides: batch and time strides of q, k, v, lam_v, mask.
-        dynamics: a_bar and p_bar, dense, in the arithmetic dtype.
+        arrays: q, k, v, lam_v, dt, mask, cu_seqlens.
+        strides: batch and time strides of q, k, v, lam_v, dt, mask; after those of dt that of its
+            channels.
+        dynamics: a_bar and p_bar, dense, in the arithmetic dtype; with dt -log a_bar and p_bar.
         state_0: first mean and variance, likewise.
     """
 
@@ -46,13 +47,27 @@ def prepare(inputs: ScanInputs) -> Tokens:
     call = inputs.dense(inputs.arithmetic_dtype)
     mask = None if call.mask is None else call.mask.view(torch.uint8)
     strides = [stride for x in call[:4] for stride in x.stride()[:2]]
+    strides += (0, 0, 0) if call.dt is None else (*call.dt.stride()[:2], width_of(call.dt))
     strides += (0, 0) if mask is None else mask.stride()
     return Tokens(
-        arrays=(*call[:4], mask, call.cu_seqlens),
+        arrays=(*call[:4], call.dt, mask, call.cu_seqlens),
         strides=tuple(strides),
-        dynamics=(call.a_bar, call.p_bar),
+        dynamics=(decay_of(inputs, call.a_bar), call.p_bar),
         state_0=(call.mean_0, call.variance_0),
     )
+
+
+def decay_of(inputs: ScanInputs, a_bar: Tensor) -> Tensor:
+    """The decay as kernels read it: a_bar, or its rate -log a_bar if there are gaps.
+
+    In float64 whatever the arithmetic: it happens once, and decays near 1 need the digits.
+    """
+    return a_bar if inputs.dt is None else inputs.a_bar.double().log().neg().to(a_bar.dtype)
+
+
+def width_of(dt: Tensor) -> int:
+    """Distance between the channels of dt; 0 if they have one in common."""
+    return 0 if dt.shape[-1] == 1 else dt.stride(-1)
 
 
 def on_device(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

@@ -11,13 +11,13 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from kalman_attention.ops.triton.lane import seen
+from kalman_attention.ops.triton.lane import over_gap, reciprocal, seen
 
 SIZES = (
     *("B", "T", "N", "G", "D", "rows", "columns", "chunks", "blocks", "segments", "per_segment"),
     *("stride", "block_stride", "first_row"),
 )
-"""Integer arguments, besides the strides of rows and tokens, which end in ``_sb`` and ``_st``."""
+"""Integer arguments, besides strides: of rows, tokens and channels, in _sb, _st and _sd."""
 
 
 def kernel(function: Callable[..., None]) -> Any:
@@ -28,7 +28,7 @@ def kernel(function: Callable[..., None]) -> Any:
     """
     parameters = inspect.signature(function).parameters.values()
     names = [p.name for p in parameters if p.annotation is not tl.constexpr]
-    integers = [name for name in names if name in SIZES or name[-3:] in ("_sb", "_st")]
+    integers = [name for name in names if name in SIZES or name[-3:] in ("_sb", "_st", "_sd")]
     function.__annotations__.update(dict.fromkeys(integers, tl.int64))
     return triton.jit(function, do_not_specialize=names, do_not_specialize_on_alignment=names)
 
@@ -138,3 +138,35 @@ def token_evidence(k, v, lam_v):
     """``filtering.blocks.block_evidence``: phi, ``[1, G, D]``, and b, ``[M, G, D]``."""
     phi = squares(k)[:, :, None] * lam_v[None, None, :]
     return phi, k[:, :, None] * (lam_v * v)[None, None, :]
+
+
+@triton.jit
+def dynamics_of(a_bar, p_bar, place, has_g, GAPS: tl.constexpr):
+    """Decay and noise of every step; with gaps L, p_bar / h(1), 1 / (2 L) and 1 / h(1)."""
+    a = tl.load(a_bar + place, mask=has_g, other=0.0)
+    p = tl.load(p_bar + place, mask=has_g, other=0.0)
+    if GAPS:
+        half = reciprocal(tl.where(a > 0.0, 2.0 * a, 1.0))  # not read without decay
+        _u, h = over_gap(a, half, tl.full(a.shape, 1.0, a.dtype))
+        unit = reciprocal(h)
+        return a, p * unit, half, unit
+    else:
+        return a, p, a, a
+
+
+@triton.jit
+def gap_before(dt, dt_sb, dt_st, dt_sd, row, t, d, keep_d, DTYPE: tl.constexpr):
+    """Time before token t, ``[1, 1, D]``; 0 where there is no token."""
+    gap = tl.load(dt + row * dt_sb + t * dt_st + d * dt_sd, mask=keep_d, other=0.0).to(DTYPE)
+    return gap[None, None, :]
+
+
+@triton.jit
+def step_to(a, p, half, dt, dt_sb, dt_st, dt_sd, row, t, d, keep_d):
+    """Decay and noise variance of the step to token t, as ``faded`` reads the decay."""
+    if dt is None:
+        return a, p
+    else:
+        gap = gap_before(dt, dt_sb, dt_st, dt_sd, row, t, d, keep_d, p.dtype)
+        u, h = over_gap(a, half, gap)
+        return u, p * h

@@ -64,16 +64,17 @@ class Schedule(NamedTuple):
 def schedule(inputs: ScanInputs, lanes: int, dtype: torch.dtype) -> Schedule:
     """Cut a call with arithmetic in ``dtype`` into programs of about ``lanes`` lanes."""
     T, (R, N, D), share = inputs.v.shape[1], inputs.mean_0.shape, inputs.slots
-    return cut(R, T, N, D, lanes_for(dtype, lanes, share), share)
+    plain = share == 1 and inputs.dt is None
+    return cut(R, T, N, D, lanes_for(dtype, lanes, plain=plain), share)
 
 
-def lanes_for(dtype: torch.dtype, lanes: int, share: int = 1) -> int:
+def lanes_for(dtype: torch.dtype, lanes: int, *, plain: bool = True) -> int:
     """Lanes of a program: fewer where each takes more registers.
 
-    A quarter in float64, which takes two and more temporaries. Half where a backward program adds
-    up over slots that share a variance.
+    A quarter in float64, which takes two and more temporaries. Half in a backward program that adds
+    up over slots that share a variance, or goes back over gaps in time.
     """
-    lanes = lanes // 2 if share > 1 and lanes == BACKWARD_LANES else lanes
+    lanes = lanes if plain or lanes != BACKWARD_LANES else lanes // 2
     return lanes // 4 if dtype == torch.float64 else lanes
 
 
