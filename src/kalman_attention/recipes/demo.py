@@ -23,7 +23,7 @@ TRACKING_SUMMARY = (
     "to 200. Tokens turn the latent of the rotating KLA; a decay cannot hold the answer."
 )
 TASK = {"seq_len": 32, "num_copied": 4, "train_size": 1, "test_size": 512}
-TRACKING = TrackingScale(max_steps=900, test_lens=(20, 50, 100, 200), test_size=128)
+TRACKING = TrackingScale(max_steps=1_000, test_lens=(20, 50, 100, 200), test_size=128)
 _WIDTH = 64
 _NOTE = (
     "32 tokens with 4 to copy instead of 256 with 16, width 64, fresh sequences, one seed, one "
