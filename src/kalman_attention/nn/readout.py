@@ -16,9 +16,9 @@ class Evidence(NamedTuple):
 
     Attributes:
         q: query, ``[B, T, N]``.
-        k: key, likewise.
+        k: key, ``[B, T, N]``.
         v: value, ``[B, T, D]``.
-        lam_v: its precision, likewise.
+        lam_v: its precision, ``[B, T, D]``.
         dt: time that passes before the token, ``[B, T]`` or ``[B, T, D]``; None for 1.
         u_h: reflections by which it turns blocks of slots, ``[B, T, n_h, G, m]``; None for none.
             Queries and keys are as the layer made them, not yet in the turning frame.

@@ -30,7 +30,7 @@ class Turned(NamedTuple):
 
     Attributes:
         q: turned queries, ``[B, T, N]``, at least float32; 0 at padding.
-        k: turned keys, likewise.
+        k: turned keys, in the same form.
         frame: Q after each row's last real token, ``[R, G, m, m]`` float64. The belief about the
             latent itself has the mean Q mu; the next call starts from there, with Q = 1.
     """
@@ -81,8 +81,8 @@ def into_frames(
             slots, ``[B, T, n_h, G, m]`` with N = G m. Their length does not matter; 0 reflects
             nothing.
         mask: ``[B, T]`` bool, False for padding, which turns nothing.
-        cu_seqlens: borders of documents packed into one row (B = 1), ``[n + 1]`` int; each starts
-            with Q = 1.
+        cu_seqlens: document boundaries in one packed row (B = 1), ``[n + 1]`` int; each document
+            starts with Q = 1.
         engine: ``"auto"``, ``"cpu"`` or ``"torch"``.
 
     Returns:
