@@ -45,9 +45,13 @@ def test_products_are_those_of_the_layer():
 def test_decode(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     sizes = ("--contexts", 4, 9, "--tokens", 2, "--width", 16, "--state", 4, "--depth", 2)
+    sizes = (*sizes, "--preset", "kla-nano")
     assert call("bench", "decode", *sizes, "--repeats", 2, "--out", tmp_path) == 0
     assert "tokens/s" in capsys.readouterr().out
-    rows = json.loads((tmp_path / "decode.json").read_text())["rows"]
+    data = json.loads((tmp_path / "decode.json").read_text())
+    assert list(data["kla-nano"])[-1] == "matrices read once"
+    assert all(ms > 0 for ms in data["kla-nano"].values())
+    rows = data["rows"]
     assert [row["model"] for row in rows] == ["kla", "attention"]
     assert all(len(row["milliseconds"]) == 2 for row in rows)
     assert (tmp_path / "decode.png").stat().st_size > 0

@@ -81,6 +81,15 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps")
 
 
+def add_dtype(parser: argparse.ArgumentParser) -> None:
+    """``--dtype``: what the weights are used in; the filter computes in float32 at least."""
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="type of the weights; the filter always calculates in float32 (default: as stored)",
+    )
+
+
 def add_engine(parser: argparse.ArgumentParser) -> None:
     """The option ``--engine``, under which ``main`` runs the verb."""
     parser.add_argument(

@@ -1,6 +1,7 @@
 """``kla bench decode``: time per decoded token against the length of the context."""
 
 import argparse
+import copy
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from kalman_attention import KLAConfig, LanguageModel, LanguageModelConfig
 from kalman_attention.cli.bench.layer import settings
 from kalman_attention.cli.bench.measure import fastest, save_results
 from kalman_attention.cli.table import render
+from kalman_attention.models.generation import arrange_for_decoding
 
 _PREFILL = 1024  # tokens per chunk of the prompt
 _VOCABULARY = 1024
@@ -35,7 +37,13 @@ def run(args: argparse.Namespace) -> int:
         low, high = min(times[name]), max(times[name])
         print(f"{name}: slowest context takes {high / low:.2f} x the fastest")
     rows = [{"model": n, "contexts": args.contexts, "milliseconds": times[n]} for n in names]
-    save_results(args.out / "decode.json", {"settings": settings(args), "rows": rows})
+    bytes_once = against_memory(args)
+    print(f"\n{args.preset}, batch 1, ms per token; reading its matrices once is the bound\n")
+    bound = bytes_once["matrices read once"]
+    told = [[name, f"{ms:.2f}", f"{ms / bound:.2f}"] for name, ms in bytes_once.items()]
+    print(render(["weights", "ms", "of the bound"], told))
+    found = {"settings": settings(args), "rows": rows, args.preset: bytes_once}
+    save_results(args.out / "decode.json", found)
     print(f"\nresults: {args.out / 'decode.json'}")
     if not args.no_plot:
         _draw(args.out / "decode.png", args.contexts, times)
@@ -74,6 +82,34 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
         ]
         for name in work
     }
+
+
+@torch.no_grad()
+def against_memory(args: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds per token of a preset, by layout and type of its weights, and of its bytes."""
+    plain = LanguageModel(args.preset).eval()
+    arranged = copy.deepcopy(plain)
+    arrange_for_decoding(arranged)
+    models = {
+        "float32, row by row": plain,
+        "float32, arranged": arranged,
+        "bfloat16, arranged": copy.deepcopy(arranged).bfloat16(),
+    }
+    runs: dict[str, Callable[[], None]] = {}
+    for name, model in models.items():
+        token, states = prefill(model, 1, 1, args.tokens)
+        runs[name] = functools.partial(decode, model, token, states, args.tokens)
+    matrices = [x.weight for x in plain.modules() if isinstance(x, torch.nn.Linear)]
+    runs["matrices read once"] = functools.partial(read, matrices, args.tokens)
+    found = fastest(runs, most=args.repeats, seconds=args.seconds / 4)
+    return {name: 1e3 / args.tokens * seconds for name, seconds in found.items()}
+
+
+def read(matrices: list[torch.Tensor], times: int) -> None:
+    """Bring all numbers from memory: their sum is the cheapest use of them."""
+    for _ in range(times):
+        for matrix in matrices:
+            matrix.sum()
 
 
 def build(mixer: str, args: argparse.Namespace) -> LanguageModel:

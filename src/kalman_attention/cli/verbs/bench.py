@@ -115,6 +115,12 @@ def _add_decode(parser: argparse.ArgumentParser) -> None:
     _add_size(parser, "tokens", 8, "tokens decoded per measurement")
     _add_model(parser, width=512)
     _add_size(parser, "depth", 4, "blocks")
+    parser.add_argument(
+        "--preset",
+        default="kla-45m",
+        metavar="NAME",
+        help="language model, with random weights, whose time is compared with that of its bytes",
+    )
     _add_rounds(parser, repeats=40, seconds=60.0, per="model and turn")
     parser.add_argument("--no-plot", action="store_true", help="numbers only")
     _add_out(parser)

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kalman_attention.cli import numbers
-from kalman_attention.cli.parser import add_device, add_engine
+from kalman_attention.cli.parser import add_device, add_dtype, add_engine
 from kalman_attention.cli.paths import RUNS, out_file
 from kalman_attention.cli.table import render
 from kalman_attention.data.progress import Progress
@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the tokenizer is (default: in CHECKPOINT)",
     )
     add_device(parser)
+    add_dtype(parser)
     add_engine(parser)
     what = parser.add_argument_group("what to score")
     what.add_argument(
@@ -128,6 +129,10 @@ def run(args: argparse.Namespace) -> int:
                 "it is with --shards, or score a text with --text."
             )
     found = load_checkpoint(args.checkpoint, tokenizer=args.tokenizer, device=args.device)
+    if args.dtype is not None:
+        import torch
+
+        found.model.to(getattr(torch, args.dtype))
     with naming(args.checkpoint):
         result = _texts(args, found, texts) if args.text or args.shards else _tasks(args, found)
     result = {"checkpoint": str(args.checkpoint), **result}

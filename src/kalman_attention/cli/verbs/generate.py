@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kalman_attention._text import visible
 from kalman_attention.cli import numbers
-from kalman_attention.cli.parser import add_device, add_engine
+from kalman_attention.cli.parser import add_device, add_dtype, add_engine
 from kalman_attention.cli.paths import RUNS
 from kalman_attention.cli.terminal import paint, read_prompt
 
@@ -85,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "named (default: no colours)",
     )
     add_device(parser)
+    add_dtype(parser)
     add_engine(parser)
 
 
@@ -93,13 +94,16 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from kalman_attention.evaluation.checkpoint import load_checkpoint, naming, newest_run
-    from kalman_attention.models.generation import Sampling, stream
+    from kalman_attention.models.generation import Sampling, arrange_for_decoding, stream
 
     if args.checkpoint is None:
         args.checkpoint, args.prompt = newest_run(RUNS), ""
     model, tokenizer = load_checkpoint(
         args.checkpoint, tokenizer=args.tokenizer, device=args.device
     )
+    if args.dtype is not None:
+        model.to(getattr(torch, args.dtype))
+    arrange_for_decoding(model)
     prompt = read_prompt(args.prompt)
     ids = torch.tensor([[tokenizer.bos, *tokenizer.encode(prompt)]], device=args.device)
     generator = torch.Generator(args.device)
