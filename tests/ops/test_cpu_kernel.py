@@ -62,6 +62,20 @@ def draw(
     )
 
 
+def shared(x: ScanInputs, blocks: int) -> ScanInputs:
+    """The same call with blocks of slots that share a precision."""
+    return x._replace(
+        a_bar=x.a_bar[:blocks], p_bar=x.p_bar[:blocks], variance_0=x.variance_0[:, :blocks]
+    )
+
+
+def with_gaps(x: ScanInputs, channels: int) -> ScanInputs:
+    """The same call with time between its tokens."""
+    generator = torch.Generator().manual_seed(channels)
+    gaps = torch.rand(*x.v.shape[:2], channels, generator=generator, dtype=x.v.dtype)
+    return x._replace(dt=3.0 * (gaps - 0.1).relu())
+
+
 def both(x: ScanInputs, **options: str) -> tuple[ScanResult, ScanGrads]:
     out = cpu.forward(x, return_variance=True, save=True, **options)  # type: ignore[arg-type]
     assert out.checkpoints is not None
@@ -95,6 +109,13 @@ SHAPES = {
     "documents cut in time": draw(1, 20_000, 4, 12, rows=2)._replace(
         cu_seqlens=torch.tensor([0, 700, 20_000])
     ),
+    "shared": shared(draw(2, 300, 16, 200), 1),
+    "shared, ragged": shared(draw(1, 130, 42, 37), 14),
+    "shared, cut in time": shared(draw(1, 5000, 6, 12), 2),
+    "gaps": with_gaps(draw(2, 300, 16, 200), 200),
+    "gaps of tokens": with_gaps(draw(3, 150, 5, 40), 1),
+    "gaps, cut in time": with_gaps(draw(1, 5000, 3, 5), 5),
+    "both": with_gaps(shared(draw(2, 200, 64, 70), 2), 1)._replace(mask=torch.rand(2, 200) < 0.7),
 }
 EVERY_SHAPE = pytest.mark.parametrize("x", SHAPES.values(), ids=SHAPES.keys())
 
@@ -155,12 +176,19 @@ def test_whole_tiles_are_used_where_they_are(D: int, dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_step_is_one_token_of_the_scan(dtype: torch.dtype) -> None:
-    x = draw(3, 1, 5, 37, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
-    x = ScanInputs(*(t.to(dtype) for t in x[:4]), *x[4:])
+@pytest.mark.parametrize("blocks", [6, 2])
+@pytest.mark.parametrize("gaps", [0, 1, 37])
+def test_step_is_one_token_of_the_scan(dtype: torch.dtype, blocks: int, gaps: int) -> None:
+    x = draw(3, 1, 6, 37, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    x = shared(ScanInputs(*(t.to(dtype) for t in x[:4]), *x[4:]), blocks)
+    x = with_gaps(x, gaps) if gaps else x
     mask = torch.tensor([True, False, True])
     whole = cpu.forward(x._replace(mask=mask[:, None]), return_variance=True, save=True)
-    token = x._replace(mask=mask, **{n: getattr(x, n)[:, 0] for n in ("q", "k", "v", "lam_v")})
+    token = x._replace(
+        mask=mask,
+        dt=None if x.dt is None else x.dt[:, 0],
+        **{n: getattr(x, n)[:, 0] for n in ("q", "k", "v", "lam_v")},
+    )
     one = cpu.step(token, return_variance=True)
     assert whole.y_var is not None
     torch.testing.assert_close(one.y, whole.y[:, 0])
@@ -238,7 +266,7 @@ keys, dynamics = torch.ones(R, 1, N), torch.full((N, D), 0.5)
 scan = ScanInputs(keys, keys, one, one, dynamics, dynamics, belief, belief, None, None)
 saved = scan.new_checkpoints(torch.float32)
 outputs = abi.Outputs(torch.empty(R, 1, D), None, *torch.empty(2, R, N, D), saved)
-grads = tuple(torch.empty(t.shape) for t in scan[:8])
+grads = (*(torch.empty(t.shape) for t in scan[:8]), None)
 def forward():
     abi.run_forward(abi.KALMAN, scan, outputs, "auto", "auto")
 def backward():

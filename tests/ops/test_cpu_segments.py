@@ -12,8 +12,9 @@ from kalman_attention.ops.contract import LinearScanInputs, ScanInputs
 REASON = cpu.why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 OUTPUTS = ("y", "y_var", "mean", "variance")
-GRADS = ("q", "k", "v", "lam_v", "a_bar", "p_bar", "mean_0", "variance_0")
+GRADS = ("q", "k", "v", "lam_v", "a_bar", "p_bar", "mean_0", "variance_0", "dt")
 PER_CHANNEL = {
+    "dt",
     "y",
     "y_var",
     "mean",
@@ -53,7 +54,7 @@ def run(x: ScanInputs, dy: Tensor, dy_var: Tensor) -> dict[str, Tensor]:
     assert out.checkpoints is not None
     grads = cpu.backward(x, out.checkpoints, dy, dy_var, x.mean_0, x.variance_0)
     found = {name: getattr(out, name) for name in OUTPUTS}
-    return found | {f"d{name}": getattr(grads, name) for name in GRADS}
+    return found | {f"d{n}": getattr(grads, n) for n in GRADS if getattr(grads, n) is not None}
 
 
 def cut(x: ScanInputs) -> dict[str, Tensor]:
@@ -63,10 +64,12 @@ def cut(x: ScanInputs) -> dict[str, Tensor]:
 def uncut(x: ScanInputs) -> dict[str, Tensor]:
     """The same call in float64 with idle channels beside it, so many that time is not cut."""
     D = x.v.shape[2]
+    given = {name: getattr(x, name) for name in GRADS if name not in ("k", "q")}
     wide = {
-        name: torch.nn.functional.pad(getattr(x, name).double(), (0, WIDE - D))
-        for name in GRADS
-        if name not in ("k", "q")
+        # An idle channel decays like any other: a gap needs a decay above 0.
+        name: torch.nn.functional.pad(t.double(), (0, WIDE - D), value=float(name == "a_bar"))
+        for name, t in given.items()
+        if t is not None
     }
     dy, dy_var = (
         torch.nn.functional.pad(f(x.v).double(), (0, WIDE - D)) for f in (torch.cos, torch.sin)
@@ -100,6 +103,21 @@ def test_float64_loses_nothing(T: int) -> None:
     assert_close(cut(x), uncut(x), scale=1e-8)
 
 
+@pytest.mark.parametrize("T", [4097, 8192])
+@pytest.mark.parametrize("blocks", [1, 2, 6])
+def test_gaps_and_shared_precision(T: int, blocks: int) -> None:
+    x = draw(1, T, 6, 5)
+    generator = torch.Generator().manual_seed(T)
+    x = x._replace(
+        a_bar=x.a_bar[:blocks].abs(),
+        p_bar=x.p_bar[:blocks],
+        variance_0=x.variance_0[:, :blocks],
+        dt=2.0 * torch.rand(1, T, 5, generator=generator),
+    )
+    assert_close(cut(x), uncut(x))
+    assert_close(cut(x._replace(dt=None)), uncut(x._replace(dt=None)))
+
+
 def test_time_is_really_cut() -> None:
     # Slow dynamics, so that the last bits of what enters a segment show. Without this the tests of
     # this file would pass if nothing were ever cut.
@@ -120,7 +138,7 @@ def test_against_the_reference() -> None:
     weights = [torch.cos(x.v).double(), torch.sin(x.v).double(), leaves[6], leaves[7]]
     grads = torch.autograd.grad(heads, leaves, [w.detach() for w in weights])
     wanted = dict(zip(OUTPUTS, (h.detach() for h in heads), strict=True))
-    assert_close(cut(x), wanted | {f"d{n}": g for n, g in zip(GRADS, grads, strict=True)})
+    assert_close(cut(x), wanted | {f"d{n}": g for n, g in zip(GRADS[:8], grads, strict=True)})
 
 
 # The arithmetic is float32 up to a decay of 1 - 1/4096, and float64 beyond, or if nothing is seen.

@@ -28,6 +28,7 @@ CASES = {
     "packed": Case(B=1, T=150, N=4, D=8, documents=5),
     "time gaps": Case(B=2, T=100, N=4, D=8, gaps="channel"),
     "shared precision": Case(B=2, T=100, N=8, D=8, share=4),
+    "both, packed": Case(B=1, T=150, N=8, D=8, share=2, gaps="token", documents=5),
 }
 """What ``kla check --run`` computes with every engine that can."""
 

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define KLA_ABI_VERSION 4
+#define KLA_ABI_VERSION 5
 #define KLA_CHUNK 64 /* tokens between two saved beliefs */
 
 #ifdef __cplusplus
@@ -46,26 +46,38 @@ typedef struct kla_scan_params {
   int64_t isa;     /* kla_isa */
   int64_t pool;    /* kla_pool */
   int64_t threads; /* upper bound; results do not depend on it */
-  int64_t B, T, N, D;
+  int64_t B, T, N, G, D;        /* the N slots form G blocks of neighbours that share a variance */
   int64_t R;                    /* rows: B, or the number of documents */
   kla_array v, lam_v;           /* [B, T, D] */
   kla_array k, q;               /* [B, T, N] */
   kla_array mask;               /* [B, T] bytes, data NULL when every token is real */
-  const void *a_bar, *p_bar;    /* [N, D] */
-  const void *mean_0, *variance_0; /* [R, N, D] */
+  kla_array dt;                 /* [B, T, dt_channels], data NULL where every gap is 1 */
+  int64_t dt_channels;          /* D, or 1 for a gap that all channels share */
+  const void *a_bar, *p_bar;    /* [G, D]; with dt their logarithm l and limit, see below */
+  const void *mean_0, *variance_0; /* [R, N, D] and [R, G, D] */
   const int64_t* cu_seqlens;    /* [R + 1] or NULL */
   void *y, *y_var;              /* [B, T, D] in the dtype of v; y_var may be NULL */
-  void *mean, *variance;        /* [R, N, D] */
-  void* checkpoints;            /* [2, num_chunks, N, D]; written by forward if not NULL */
+  void *mean, *variance;        /* [R, N, D] and [R, G, D] */
+  void* checkpoints;            /* means [num_chunks, N, D], then variances [num_chunks, G, D]; written by
+                                   forward if not NULL */
 } kla_scan_params;
+
+/* With dt, a_bar holds l = log a_bar < 0 and p_bar the variance s_inf = p_bar / (1 - a_bar^2) that the belief
+ * relaxes to: a gap decays by a = e^(l dt) and brings the noise s_inf (1 - a^2). For a_bar = 1 the caller
+ * passes a tiny l, which gives the right limits. What comes back for da_bar and dp_bar are sums over tokens,
+ * with y = -2 l dt, dP the adjoint of the predicted variance and du that of l dt through the decay alone:
+ * sum l dt du - s_inf S dP and sum (1 - a^2) dP. S is 1 - (1 + y) e^-y, but -y e^-y for rates below
+ * KLA_FAST_RATE. ops/cpu/gaps.py makes the gradients of a_bar and p_bar of them. */
+#define KLA_FAST_RATE -0.375
 
 typedef struct kla_scan_grads {
   kla_array dy, dy_var;         /* [B, T, D], data may be NULL */
-  const void *dmean, *dvariance; /* [R, N, D], may be NULL */
+  const void *dmean, *dvariance; /* [R, N, D] and [R, G, D], may be NULL */
   void *dv, *dlam_v;            /* [B, T, D] in the dtypes of the inputs */
   void *dk, *dq;                /* [B, T, N] */
-  void *da_bar, *dp_bar;        /* [N, D] */
-  void *dmean_0, *dvariance_0;  /* [R, N, D] */
+  void *da_bar, *dp_bar;        /* [G, D] */
+  void *dmean_0, *dvariance_0;  /* [R, N, D] and [R, G, D] */
+  void* ddt;                    /* [B, T, dt_channels] in the dtype of dt; NULL without dt */
 } kla_scan_grads;
 
 /* The short causal convolution of a layer: y_t = bias + sum_j weight[j] x_{t - K + 1 + j}, float32. */
@@ -116,10 +128,14 @@ typedef struct kla_frames_grads {
 
 KLA_EXPORT int kla_scan_forward(const kla_scan_params* params);
 KLA_EXPORT int kla_scan_backward(const kla_scan_params* params, const kla_scan_grads* grads);
+/* y and y_var given all tokens, those after each included, from the checkpoints of a forward pass. */
+KLA_EXPORT int kla_scan_smooth(const kla_scan_params* params);
 /* What the tokens of every row do to whatever enters it (segment.h), for callers that cut time themselves:
- * s, mu, gain, J, eta as [5, R, N, D]; reads neither q nor the belief. */
+ * s, mu, gain, J, eta one after the other, mu and eta [R, N, D], the others [R, G, D]; reads neither q nor the
+ * belief. */
 KLA_EXPORT int kla_scan_filter_map(const kla_scan_params* params, void* map);
-/* The same for the adjoint, given the checkpoints, dy and dy_var: gain, cross, dmu_0, ds_0 as [4, R, N, D]. */
+/* The same for the adjoint, given the checkpoints, dy and dy_var: gain, cross, dmu_0, ds_0, of which cross and
+ * dmu_0 are [R, N, D] and the others [R, G, D]. */
 KLA_EXPORT int kla_scan_adjoint_map(const kla_scan_params* params, const kla_scan_grads* grads, void* map);
 KLA_EXPORT int kla_conv_forward(const kla_conv_params* params);
 KLA_EXPORT int kla_conv_backward(const kla_conv_params* params, const kla_conv_grads* grads);

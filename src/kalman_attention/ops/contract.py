@@ -86,6 +86,7 @@ class ScanInputs(NamedTuple):
             mean_0=dense(self.mean_0, dtype),
             variance_0=dense(self.variance_0, dtype),
             cu_seqlens=None if borders is None else dense(borders.to(self.v.device), torch.int64),
+            dt=None if self.dt is None else rows(self.dt),
         )
 
     def new_checkpoints(self, dtype: torch.dtype, fields: int = 2) -> Tensor:

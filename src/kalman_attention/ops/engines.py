@@ -133,6 +133,8 @@ ENGINES = {
             location=f"{_PACKAGE}.cpu",
             step=True,
             maps=True,
+            gaps=True,
+            shared=True,
             missing=library.why_not(),
         ),
         Engine(

@@ -12,29 +12,48 @@ namespace KLA_ISA_NAMESPACE {
 // Slots replayed at a time: enough chains to hide latency, few enough for the trajectory to stay close.
 constexpr int64_t kSlotBlock = 16;
 
+// Where what the walk finds per token and channel goes, [B, T, D].
+struct Target {
+  void* out;
+  int64_t dtype;
+};
+struct Targets {
+  Target dv, dlam_v, ddt;
+};
+
 // Copies of the rows that cannot be used where they are.
 template <class T>
 struct ChannelCopies {
-  T *dy, *dy_var, *dv, *dlam_v;  // [chunk, pitch]
+  T *dy, *dy_var, *dv, *dlam_v, *ddt;  // [chunk, pitch]
 
-  ChannelCopies(Arena& arena, int64_t tokens, int64_t pitch) {
+  ChannelCopies(Arena& arena, const kla_scan_params& p, int64_t tokens, int64_t pitch) {
     for (T** x : {&dy, &dy_var, &dv, &dlam_v}) *x = arena.take<T>(tokens * pitch);
+    ddt = arena.take<T>(p.dt.data ? tokens * pitch : 0);
   }
 
-  ChannelRows<T> rows(const Scan& p, const kla_scan_grads& g, const Stage<T>& in, const Row& row, int64_t d0,
-                      int64_t tile) const {
+  ChannelRows<T> rows(const Scan& p, const kla_scan_grads& g, const Targets& to, const Stage<T>& in, const Row& row,
+                      int64_t d0, int64_t tile) const {
+    const auto write = [&](const Target& x, T* copy) {
+      return in.write_channels(p, row, d0, tile, x.out, x.dtype, copy);
+    };
     return {in.read_channels(p.v, row, d0, tile, in.v),
             in.read_channels(p.lam_v, row, d0, tile, in.lam_v),
+            in.read_gaps(p, row, d0, tile),
             in.read_channels(g.dy, row, d0, tile, dy),
             in.read_channels(g.dy_var, row, d0, tile, dy_var),
-            in.write_channels(p, row, d0, tile, g.dv, p.v.dtype, dv),
-            in.write_channels(p, row, d0, tile, g.dlam_v, p.lam_v.dtype, dlam_v)};
+            write(to.dv, dv),
+            write(to.dlam_v, dlam_v),
+            write(to.ddt, ddt)};
   }
 
-  void store(const Scan& p, const kla_scan_grads& g, const Stage<T>& in, const Row& row, int64_t d0,
+  void store(const Scan& p, const Targets& to, const Stage<T>& in, const Row& row, int64_t d0,
              const ChannelRows<T>& rows) const {
-    if (rows.dv.data == dv) in.store_channels(p, row, d0, dv, g.dv, p.v.dtype);
-    if (rows.dlam_v.data == dlam_v) in.store_channels(p, row, d0, dlam_v, g.dlam_v, p.lam_v.dtype);
+    const auto put = [&](const Target& x, const Rows<T>& from, T* copy) {
+      if (x.out && from.data == copy) in.store_channels(p, row, d0, copy, x.out, x.dtype);
+    };
+    put(to.dv, rows.dv, dv);
+    put(to.dlam_v, rows.dlam_v, dlam_v);
+    put(to.ddt, rows.ddt, ddt);
   }
 };
 
@@ -45,16 +64,17 @@ struct BackwardScratch {
   Sums<T> sums;
   ChannelCopies<T> copies;
   T* path;
-  T* slot_sums;
+  T *slot_sums, *block_sums;
 
-  BackwardScratch(Arena& arena, const Scan& p, const Groups& groups)
-      : in(arena, groups.pitch(), p.N, p.T),
-        state(arena, p.N, kBackwardFields, groups.width),
-        sums(arena, std::min<int64_t>(p.T, KLA_CHUNK), p.N, W * kLanes<T>),
-        copies(arena, std::min<int64_t>(p.T, KLA_CHUNK), in.pitch) {
+  BackwardScratch(Arena& arena, const Scan& p, const Groups& groups, int64_t path_fields)
+      : in(arena, groups.pitch(), p),
+        state(arena, p, kBackwardBlock, kBackwardSlot, groups.width),
+        sums(arena, std::min<int64_t>(p.T, KLA_CHUNK), p, W * kLanes<T>),
+        copies(arena, p, std::min<int64_t>(p.T, KLA_CHUNK), in.pitch) {
     const int64_t tokens = std::min<int64_t>(p.T, KLA_CHUNK);
-    path = arena.take<T>((tokens + 1) * std::min(p.N, kSlotBlock) * kPathFields * W * kLanes<T>);
+    path = arena.take<T>((tokens + 1) * path_fields * W * kLanes<T>);
     slot_sums = arena.take<T>(tokens * p.N + kLanes<T>);
+    block_sums = arena.take<T>(tokens * p.G + kLanes<T>);
   }
 };
 
@@ -62,15 +82,15 @@ struct BackwardScratch {
 template <class T>
 struct Partials {
   T *dk, *dq;        // [units, tokens of the wave, N]
-  double *da, *dp;   // [rows of the wave, N, D]
-  double *da_total, *dp_total;  // [N, D]
+  double *da, *dp;   // [rows of the wave, G, D]
+  double *da_total, *dp_total;  // [G, D]
   int64_t tokens;
 
   Partials(Arena& arena, const Scan& p, const Groups& groups, const Waves& waves)
       : tokens(waves.max_tokens()) {
     for (T** x : {&dk, &dq}) *x = arena.take<T>(groups.units * tokens * p.N);
-    for (double** x : {&da, &dp}) *x = arena.take<double>(waves.max_rows() * p.N * p.D);
-    for (double** x : {&da_total, &dp_total}) *x = arena.take<double>(p.N * p.D);
+    for (double** x : {&da, &dp}) *x = arena.take<double>(waves.max_rows() * p.G * p.D);
+    for (double** x : {&da_total, &dp_total}) *x = arena.take<double>(p.G * p.D);
   }
 };
 
@@ -81,22 +101,26 @@ struct Backward {
   const int64_t threads;
   const Groups groups;
   const Waves waves;
+  const int64_t slots_at_once;  // whole blocks, as near to kSlotBlock as they come
   Partials<T>* partials = nullptr;
+  Targets targets{};
 
   Backward(const Scan& params, const kla_scan_grads& grads)
       : p(params),
         g(grads),
         threads(useful_threads(params)),
         groups(params, threads, W * kLanes<T>),
-        waves(params, groups) {}
+        waves(params, groups),
+        slots_at_once(std::min(p.N, std::max<int64_t>(1, kSlotBlock * p.G / p.N) * (p.N / p.G))) {}
 
   using Scratch = BackwardScratch<T, W>;
+  int64_t path_fields() const { return M::path_fields(slots_at_once, p.N / p.G); }
 
   void adjoint_unit(int64_t begin, int64_t end, const ChannelRows<T>& rows, Scratch& x) const {
     for (int64_t d = begin; d < end; d += W * kLanes<T>)
-      for (int64_t n0 = 0; n0 < p.N; n0 += kSlotBlock) {
-        const int64_t n1 = std::min(p.N, n0 + kSlotBlock);
-        with_slots<W>(n1 - n0, [&](auto slots) {
+      for (int64_t n0 = 0; n0 < p.N; n0 += slots_at_once) {
+        const int64_t n1 = std::min(p.N, n0 + slots_at_once);
+        with_slots<M, W>(n1 - n0, [&](auto slots) {
           if constexpr (slots <= kSlotBlock) adjoint_tile<slots>(rows, d, n0, n1, d == begin, x);
         });
       }
@@ -112,9 +136,16 @@ struct Backward {
       M::template adjoint<T, W, false, SLOTS>(x.in, rows, x.state, d, n0, n1, x.path, first, x.sums);
   }
 
-  // Adds up the lanes of the slot sums and files them under the tokens of the wave.
-  void store_slot_sums(const T* vectors, Scratch& x, T* out) const {
+  // Adds up the lanes of the slot sums, and of what the slots of a block share, which counts 2 k or 2 q times.
+  // Files them under the tokens of the wave.
+  void store_slot_sums(const T* vectors, const T* shared, const T* factor, Scratch& x, T* out) const {
     row_sums(vectors, x.in.count * p.N, x.slot_sums);
+    if (shared) {
+      const int64_t m = p.N / p.G;
+      row_sums(shared, x.in.count * p.G, x.block_sums);
+      for (int64_t i = 0, n = 0; i < x.in.count * p.G; ++i)
+        for (const T sum = 2 * x.block_sums[i]; n < (i + 1) * m; ++n) x.slot_sums[n] += factor[n] * sum;
+    }
     const size_t bytes = static_cast<size_t>(p.N) * sizeof(T);
     for (int64_t t = 0, j = 0; t < x.in.tokens; ++t) {
       if (j < x.in.count && x.in.live[j] == t)
@@ -126,31 +157,33 @@ struct Backward {
 
   void backward_chunk(const Wave& wave, const Row& row, int64_t r, int64_t group, int64_t c,
                       Scratch& x) const {
-    const int64_t d0 = groups.begin(group), size = groups.size(group), nd = p.N * p.D;
+    const int64_t d0 = groups.begin(group), size = groups.size(group), gd = p.G * p.D;
     const int64_t chunk = row.chunk0 + c;
-    x.state.load(kMu, state_row<T>(p.checkpoints, p, chunk), p.D, d0, size);
-    if (M::kHasVariance)
-      x.state.load(kS, state_row<T>(p.checkpoints, p, num_chunks(p) + chunk), p.D, d0, size);
-    x.state.load(kDa, nullptr, p.D, d0, size);
-    x.state.load(kDp, nullptr, p.D, d0, size);
+    x.state.load(kMu, p.checkpoints, chunk, p.D, d0, size);
+    if (M::kHasVariance) x.state.load(kS, saved_variances<T>(p), chunk, p.D, d0, size);
+    x.state.fill(kDa, T(0), size);
+    x.state.fill(kDp, T(0), size);
     x.in.begin_chunk(p, row, c, size);
-    const ChannelRows<T> rows = x.copies.rows(p, g, x.in, row, d0, W * kLanes<T>);
+    const ChannelRows<T> rows = x.copies.rows(p, g, targets, x.in, row, d0, W * kLanes<T>);
     const int64_t token = waves.offset(wave, r) + c * KLA_CHUNK - wave.begin();
     for (int64_t d = 0; d < size; d += groups.unit) {
       adjoint_unit(d, std::min(size, d + groups.unit), rows, x);
+      if (M::kSmooths) continue;
       const int64_t at = ((d0 + d) / groups.unit * partials->tokens + token) * p.N;
-      store_slot_sums(x.sums.dk, x, partials->dk + at);
-      store_slot_sums(x.sums.dq, x, partials->dq + at);
+      store_slot_sums(x.sums.dk, M::kShared ? x.sums.lam_dphi : nullptr, x.in.k, x, partials->dk + at);
+      const bool variance = M::kShared && g.dy_var.data;
+      store_slot_sums(x.sums.dq, variance ? x.sums.s_dy : nullptr, x.in.q, x, partials->dq + at);
     }
-    x.copies.store(p, g, x.in, row, d0, rows);
-    x.state.add_to(kDa, partials->da + (r - wave.r0) * nd, p.D, d0, size);
-    if (M::kHasVariance) x.state.add_to(kDp, partials->dp + (r - wave.r0) * nd, p.D, d0, size);
+    x.copies.store(p, targets, x.in, row, d0, rows);
+    if (M::kSmooths) return;
+    x.state.add_to(kDa, partials->da + (r - wave.r0) * gd, p.D, d0, size);
+    if (M::kHasVariance) x.state.add_to(kDp, partials->dp + (r - wave.r0) * gd, p.D, d0, size);
   }
 
   void clear_dynamics(int64_t row, int64_t d0, int64_t size) const {
-    for (int64_t n = 0; n < p.N; ++n)
+    for (int64_t i = 0; i < p.G; ++i)
       for (double* sum : {partials->da, partials->dp}) {
-        double* x = sum + (row * p.N + n) * p.D + d0;
+        double* x = sum + (row * p.G + i) * p.D + d0;
         std::fill(x, x + size, 0.0);
       }
   }
@@ -160,12 +193,10 @@ struct Backward {
     const int64_t end = std::min(wave.c1, row.chunks());
     if (end <= wave.c0 && wave.c0 > 0) return;
     const int64_t d0 = groups.begin(group), size = groups.size(group);
-    const auto read = [&](int field, const void* src, int64_t at) {
-      x.state.load(field, state_row<T>(src, p, at), p.D, d0, size);
+    const auto read = [&](auto field, const void* src, int64_t at) {
+      x.state.load(field, src, at, p.D, d0, size);
     };
-    const auto write = [&](int field, void* dst) {
-      x.state.store(field, state_row<T>(dst, p, r), p.D, d0, size);
-    };
+    const auto write = [&](auto field, void* dst) { x.state.store(field, dst, r, p.D, d0, size); };
     const bool last = end == row.chunks();  // nothing of this row has been walked yet
     if (last) clear_dynamics(r - wave.r0, d0, size);
     read(kA, p.a_bar, 0);
@@ -198,21 +229,36 @@ struct Backward {
     });
   }
 
-  // Sums over rows, in order; a task takes one slot.
+  // Sums over rows, in order; a task takes one block of slots.
   void reduce_dynamics(int64_t rows) const {
-    const int64_t nd = p.N * p.D;
-    auto reduce = [&](int64_t n, int) {
+    const int64_t gd = p.G * p.D;
+    auto reduce = [&](int64_t block, int) {
       for (int64_t r = 0; r < rows; ++r)
-        for (int64_t i = n * p.D; i < (n + 1) * p.D; ++i) {
-          partials->da_total[i] += partials->da[r * nd + i];
-          if (M::kHasVariance) partials->dp_total[i] += partials->dp[r * nd + i];
+        for (int64_t i = block * p.D; i < (block + 1) * p.D; ++i) {
+          partials->da_total[i] += partials->da[r * gd + i];
+          if (M::kHasVariance) partials->dp_total[i] += partials->dp[r * gd + i];
         }
     };
-    parallel_for(threads, p.pool, p.N, reduce);
+    parallel_for(threads, p.pool, p.G, reduce);
+  }
+
+  // Sums ddt over the channels that share a gap, each token in the order of its channels.
+  void reduce_gaps() const {
+    const T* from = static_cast<const T*>(targets.ddt.out);
+    with_type(g.ddt, p.dt.dtype, [&](auto* out) {
+      auto reduce = [&](int64_t row, int) {
+        for (int64_t t = row * p.T; t < (row + 1) * p.T; ++t) {
+          double sum = 0;
+          for (int64_t d = 0; d < p.D; ++d) sum += from[t * p.D + d];
+          encode(static_cast<T>(sum), out + t);
+        }
+      };
+      parallel_for(threads, p.pool, p.B, reduce);
+    });
   }
 
   void store_dynamics() const {
-    for (int64_t i = 0; i < p.N * p.D; ++i) {
+    for (int64_t i = 0; i < p.G * p.D; ++i) {
       static_cast<T*>(g.da_bar)[i] = static_cast<T>(partials->da_total[i]);
       if (M::kHasVariance) static_cast<T*>(g.dp_bar)[i] = static_cast<T>(partials->dp_total[i]);
     }
@@ -221,10 +267,11 @@ struct Backward {
   void run_wave(const Wave& wave, char* scratch, size_t stride) const {
     auto walk = [&](int64_t i, int worker) {
       Arena arena(scratch + stride * static_cast<size_t>(worker));
-      Scratch x(arena, p, groups);
+      Scratch x(arena, p, groups, path_fields());
       task(wave, wave.r0 + i / groups.count, i % groups.count, x);
     };
     parallel_for(threads, p.pool, (wave.r1 - wave.r0) * groups.count, walk);
+    if (M::kSmooths) return;
     auto reduce = [&](int64_t i, int) {
       const int64_t r = wave.r0 + i / 2;
       if (wave.end(row_at(p, r)) <= wave.begin()) return;
@@ -235,26 +282,32 @@ struct Backward {
   }
 
   int run() {
-    const int64_t nd = p.N * p.D;
+    const int64_t gd = p.G * p.D;
+    const bool own_gaps = g.ddt && p.dt_channels != p.D;  // summed over channels afterwards
     Arena measure(nullptr), shared(nullptr);
-    Scratch(measure, p, groups);
+    Scratch(measure, p, groups, path_fields());
     Partials<T>(shared, p, groups, waves);
     const Block scratch(measure.used() * static_cast<size_t>(threads)), block(shared.used());
-    if (!scratch || !block) return KLA_ERROR_MEMORY;
+    const Block channels(own_gaps ? static_cast<size_t>(p.B * p.T * p.D) * sizeof(T) : 0);
+    if (!scratch || !block || !channels) return KLA_ERROR_MEMORY;
     Arena arena(block.data());
     Partials<T> sums(arena, p, groups, waves);
     partials = &sums;
-    std::fill(sums.da_total, sums.da_total + nd, 0.0);
-    std::fill(sums.dp_total, sums.dp_total + nd, 0.0);
+    targets = {{g.dv, p.v.dtype},
+               {g.dlam_v, M::kSmooths ? p.v.dtype : p.lam_v.dtype},
+               {own_gaps ? channels.data() : g.ddt, own_gaps ? p.compute : p.dt.dtype}};
+    std::fill(sums.da_total, sums.da_total + gd, 0.0);
+    std::fill(sums.dp_total, sums.dp_total + gd, 0.0);
     for (int64_t r0 = 0, r1; r0 < p.R; r0 = r1) {
       r1 = waves.rows_end(r0);
       const int64_t chunks = waves.chunks(r0, r1), slice = waves.slice(r0, r1);
       int64_t c0 = chunks == 0 ? 0 : (chunks - 1) / slice * slice;
       for (; c0 >= 0; c0 -= slice)
         run_wave({r0, r1, c0, std::min(chunks, c0 + slice)}, scratch.data(), measure.used());
-      reduce_dynamics(r1 - r0);
+      if (!M::kSmooths) reduce_dynamics(r1 - r0);
     }
-    store_dynamics();
+    if (!M::kSmooths) store_dynamics();
+    if (own_gaps) reduce_gaps();
     return KLA_OK;
   }
 };

@@ -15,7 +15,7 @@ template <>
 struct ExpConstants<float> {
   typedef int32_t Int __attribute__((vector_size(KLA_VECTOR_BYTES)));
   static constexpr int kDegree = 7, kMantissa = 23, kBias = 127;
-  static constexpr float kMin = -87.0f, kMax = 89.0f;
+  static constexpr float kMin = -87.0f, kMax = 89.0f, kLeast = -88.0f;
   static constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   // ln 2 in two parts; n times the first part is exact.
   static constexpr float kLn2High = 0.693145751953125f, kLn2Low = 1.42860682030941723e-6f;
@@ -25,7 +25,7 @@ template <>
 struct ExpConstants<double> {
   typedef int64_t Int __attribute__((vector_size(KLA_VECTOR_BYTES)));
   static constexpr int kDegree = 13, kMantissa = 52, kBias = 1023;
-  static constexpr double kMin = -708.4, kMax = 710.0;
+  static constexpr double kMin = -708.4, kMax = 710.0, kLeast = -709.0;
   static constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52
   static constexpr double kLn2High = 0.693147180369123816490, kLn2Low = 1.90821492927058770002e-10;
 };

@@ -17,17 +17,17 @@ struct ForwardScratch {
   T *y, *y_var;
 
   ForwardScratch(Arena& arena, const Scan& p, const Groups& groups)
-      : in(arena, groups.pitch(), p.N, p.T), state(arena, p.N, kForwardFields, groups.width) {
+      : in(arena, groups.pitch(), p), state(arena, p, kForwardBlock, kForwardSlot, groups.width) {
     const int64_t rows = std::min<int64_t>(p.T, KLA_CHUNK);
     y = arena.take<T>(rows * in.pitch);
     y_var = arena.take<T>(p.y_var ? rows * in.pitch : 0);
   }
 };
 
-// State arrays [*, N, D] at row r; null stays null.
+// Where the variances begin in the checkpoints.
 template <class T>
-KLA_INLINE T* state_row(const void* base, const kla_scan_params& p, int64_t r) {
-  return base ? static_cast<T*>(const_cast<void*>(base)) + r * p.N * p.D : nullptr;
+KLA_INLINE T* saved_variances(const Scan& p) {
+  return p.checkpoints ? static_cast<T*>(p.checkpoints) + num_chunks(p) * p.N * p.D : nullptr;
 }
 
 template <class M, class T, int W>
@@ -35,19 +35,20 @@ void forward_chunk(const Scan& p, const Row& row, int64_t c, int64_t d0, int64_t
                    ForwardScratch<T, W>& x) {
   constexpr int64_t kTile = W * kLanes<T>;
   x.in.begin_chunk(p, row, c, size);
-  const auto v = x.in.read_channels(p.v, row, d0, kTile, x.in.v);
-  const auto lam_v = x.in.read_channels(p.lam_v, row, d0, kTile, x.in.lam_v);
-  const auto y = x.in.write_channels(p, row, d0, kTile, p.y, p.v.dtype, x.y);
-  const auto y_var = x.in.write_channels(p, row, d0, kTile, p.y_var, p.v.dtype, x.y_var);
+  const ForwardRows<T> rows{x.in.read_channels(p.v, row, d0, kTile, x.in.v),
+                            x.in.read_channels(p.lam_v, row, d0, kTile, x.in.lam_v),
+                            x.in.read_gaps(p, row, d0, kTile),
+                            x.in.write_channels(p, row, d0, kTile, p.y, p.v.dtype, x.y),
+                            x.in.write_channels(p, row, d0, kTile, p.y_var, p.v.dtype, x.y_var)};
   const bool variance = M::kHasVariance && p.y_var;
-  with_slots<W>(p.N, [&](auto slots) {
+  with_slots<M, W>(p.N, [&](auto slots) {
     for (int64_t d = 0; d < size; d += kTile) {
-      if (variance) M::template forward<T, W, M::kHasVariance, slots>(x.in, v, lam_v, x.state, d, y, y_var);
-      else M::template forward<T, W, false, slots>(x.in, v, lam_v, x.state, d, y, y_var);
+      if (variance) M::template forward<T, W, M::kHasVariance, slots>(x.in, rows, x.state, d);
+      else M::template forward<T, W, false, slots>(x.in, rows, x.state, d);
     }
   });
-  if (y.data == x.y) x.in.store_channels(p, row, d0, x.y, p.y, p.v.dtype);
-  if (p.y_var && y_var.data == x.y_var) x.in.store_channels(p, row, d0, x.y_var, p.y_var, p.v.dtype);
+  if (rows.y.data == x.y) x.in.store_channels(p, row, d0, x.y, p.y, p.v.dtype);
+  if (p.y_var && rows.y_var.data == x.y_var) x.in.store_channels(p, row, d0, x.y_var, p.y_var, p.v.dtype);
 }
 
 template <class M, class T, int W>
@@ -55,11 +56,11 @@ void forward_task(const Scan& p, const Groups& groups, int64_t r, int64_t g,
                   ForwardScratch<T, W>& x) {
   const Row row = row_at(p, r);
   const int64_t d0 = groups.begin(g), size = groups.size(g);
-  const auto read = [&](Field field, const void* src, int64_t at) {
-    x.state.load(field, state_row<T>(src, p, at), p.D, d0, size);
+  const auto read = [&](auto field, const void* src, int64_t at) {
+    x.state.load(field, src, at, p.D, d0, size);
   };
-  const auto write = [&](Field field, void* dst, int64_t at) {
-    if (dst) x.state.store(field, state_row<T>(dst, p, at), p.D, d0, size);
+  const auto write = [&](auto field, void* dst, int64_t at) {
+    if (dst) x.state.store(field, dst, at, p.D, d0, size);
   };
   read(kA, p.a_bar, 0);
   read(kP, p.p_bar, 0);
@@ -67,7 +68,7 @@ void forward_task(const Scan& p, const Groups& groups, int64_t r, int64_t g,
   read(kS, p.variance_0, r);
   for (int64_t c = 0; c < row.chunks(); ++c) {
     write(kMu, p.checkpoints, row.chunk0 + c);
-    if (M::kHasVariance) write(kS, p.checkpoints, num_chunks(p) + row.chunk0 + c);
+    if (M::kHasVariance) write(kS, saved_variances<T>(p), row.chunk0 + c);
     forward_chunk<M, T, W>(p, row, c, d0, size, x);
   }
   write(kMu, p.mean, r);

@@ -1,10 +1,12 @@
 // Compiled once per instruction set; KLA_ISA_NAMESPACE and KLA_VECTOR_BYTES come from the build.
 #include "kernels.h"
 
+#include "blocks.h"
 #include "frames.h"
 #include "kalman.h"
 #include "linear.h"
 #include "segments.h"
+#include "smooth.h"
 #include "step.h"
 
 namespace kla {
@@ -43,6 +45,14 @@ struct AdjointMapCall {
   }
 };
 
+template <class M, class T, int W>
+struct SmoothCall {
+  static int run(const kla_scan_params& p) {
+    if constexpr (M::kHasVariance) return smooth_rows<M, T, W>(p);
+    else return KLA_ERROR_ARGUMENT;
+  }
+};
+
 // Vectors per tile. Two hide the latency of the forward pass; a backward tile keeps its trajectory in L2, which
 // long vectors would fill with two.
 constexpr int kForwardWidth = 2, kBackwardWidth = KLA_VECTOR_BYTES == 64 ? 1 : 2;
@@ -50,18 +60,26 @@ constexpr int kForwardWidth = 2, kBackwardWidth = KLA_VECTOR_BYTES == 64 ? 1 : 2
 // Few slots need wide tiles to have enough independent chains.
 template <template <class, class, int> class Call, int WIDTH, class M, class T, class... Args>
 int with_width(const kla_scan_params& p, const Args&... args) {
-  if (p.N <= 2) return Call<M, T, 4>::run(p, args...);
+  if constexpr (M::kKnownSlots)
+    if (p.N <= 2) return Call<M, T, 4>::run(p, args...);
   return Call<M, T, WIDTH>::run(p, args...);
+}
+
+template <template <class, class, int> class Call, int WIDTH, class T, class... Args>
+int with_model(const kla_scan_params& p, const Args&... args) {
+  if (p.model == KLA_MODEL_LINEAR) return with_width<Call, WIDTH, Linear, T>(p, args...);
+  const bool gaps = p.dt.data != nullptr;
+  if (p.G == p.N)
+    return gaps ? with_width<Call, WIDTH, Kalman<true>, T>(p, args...)
+                : with_width<Call, WIDTH, Kalman<false>, T>(p, args...);
+  return gaps ? with_width<Call, WIDTH, Blocks<true>, T>(p, args...)
+              : with_width<Call, WIDTH, Blocks<false>, T>(p, args...);
 }
 
 template <template <class, class, int> class Call, int WIDTH, class... Args>
 int with_types(const kla_scan_params& p, const Args&... args) {
-  const bool kalman = p.model == KLA_MODEL_KALMAN;
-  if (p.compute == KLA_FLOAT64)
-    return kalman ? with_width<Call, WIDTH, Kalman, double>(p, args...)
-                  : with_width<Call, WIDTH, Linear, double>(p, args...);
-  return kalman ? with_width<Call, WIDTH, Kalman, float>(p, args...)
-                : with_width<Call, WIDTH, Linear, float>(p, args...);
+  return p.compute == KLA_FLOAT64 ? with_model<Call, WIDTH, double>(p, args...)
+                                  : with_model<Call, WIDTH, float>(p, args...);
 }
 
 int forward(const kla_scan_params& p) {
@@ -81,10 +99,12 @@ int adjoint_map(const kla_scan_params& p, const kla_scan_grads& g, void* maps) {
   return with_types<AdjointMapCall, kForwardWidth>(p, g, maps);
 }
 
+int smooth(const kla_scan_params& p) { return with_types<SmoothCall, kBackwardWidth>(p); }
+
 }  // namespace
 
-extern const Kernels kernels{forward,        backward,          filter_map,
-                             adjoint_map,    frames_forward,    frames_backward};
+extern const Kernels kernels{forward,     backward,       smooth,         filter_map,
+                             adjoint_map, frames_forward, frames_backward};
 
 }  // namespace KLA_ISA_NAMESPACE
 }  // namespace kla

@@ -48,6 +48,9 @@ int check(const kla_scan_params* p) {
   if (p->compute != KLA_FLOAT32 && p->compute != KLA_FLOAT64) return KLA_ERROR_ARGUMENT;
   if (p->model != KLA_MODEL_KALMAN && p->model != KLA_MODEL_LINEAR) return KLA_ERROR_ARGUMENT;
   if (p->N == 0 || p->D == 0 || p->threads < 1) return KLA_ERROR_ARGUMENT;
+  if (p->G < 1 || p->N % p->G != 0) return KLA_ERROR_ARGUMENT;
+  if (p->dt.data != nullptr && p->dt_channels != p->D && p->dt_channels != 1) return KLA_ERROR_ARGUMENT;
+  if (p->model == KLA_MODEL_LINEAR && (p->G != p->N || p->dt.data != nullptr)) return KLA_ERROR_ARGUMENT;
   if (p->pool == KLA_POOL_OPENMP && kla::pool_in_use() != KLA_POOL_OPENMP) return KLA_ERROR_ARGUMENT;
   return choose(p->isa) ? KLA_OK : KLA_ERROR_ISA;
 }
@@ -82,6 +85,10 @@ int kla_scan_backward(const kla_scan_params* params, const kla_scan_grads* grads
   if (grads == nullptr) return KLA_ERROR_ARGUMENT;
   return guarded(params,
                  [&](const kla::Kernels& kernels) { return kernels.backward(*params, *grads); });
+}
+
+int kla_scan_smooth(const kla_scan_params* params) {
+  return guarded(params, [&](const kla::Kernels& kernels) { return kernels.smooth(*params); });
 }
 
 int kla_scan_filter_map(const kla_scan_params* params, void* map) {

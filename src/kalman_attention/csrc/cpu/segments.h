@@ -4,8 +4,6 @@
 #ifndef KLA_CPU_SEGMENTS_H
 #define KLA_CPU_SEGMENTS_H
 
-#include <iterator>
-
 #include "../segment.h"
 #include "backward.h"
 #include "forward.h"
@@ -13,45 +11,70 @@
 namespace kla {
 namespace KLA_ISA_NAMESPACE {
 
+// The maps of segments, in the order of segment.h. (s, mu) stands for (ds, dmu) in the backward direction.
 template <class T>
 struct ForwardDirection {
-  using Map = FilterMap<T>;
   static constexpr bool kReverse = false;
-  static constexpr int kFields[] = {kS, kMu, kGain, kJ, kEta};
+  static constexpr int kCount = 5;
+
+  template <class F>
+  static void each_field(F f) {
+    f(0, kS), f(1, kMu), f(2, kGain), f(3, kJ), f(4, kEta);
+  }
+
+  // What leaves a segment, from what enters it, for one channel of a block: `i` is that of the block, and the
+  // slots of the block are n0, n0 + D, ..., n0 + (m - 1) D.
+  static void carry(T* const* map, int64_t i, int64_t n0, int64_t m, int64_t D, T* s, T* mu) {
+    const T gain = map[2][i], scale = 1 / (1 + map[3][i] * *s);
+    for (int64_t j = 0, n = n0; j < m; ++j, n += D)
+      mu[j * D] = map[1][n] + gain * ((mu[j * D] + *s * map[4][n]) * scale);
+    *s = map[0][i] + gain * (gain * (*s * scale));
+  }
 };
 
 template <class T>
 struct BackwardDirection {
-  using Map = AdjointMap<T>;
   static constexpr bool kReverse = true;
-  static constexpr int kFields[] = {kGain, kCross, kDmu0, kDs0};
+  static constexpr int kCount = 4;
+
+  template <class F>
+  static void each_field(F f) {
+    f(0, kGain), f(1, kCross), f(2, kDmu0), f(3, kDs0);
+  }
+
+  static void carry(T* const* map, int64_t i, int64_t n0, int64_t m, int64_t D, T* ds, T* dmu) {
+    const T gain = map[0][i];
+    *ds = gain * (gain * *ds) + map[3][i];
+    for (int64_t j = 0, n = n0; j < m; ++j, n += D) {
+      *ds += map[1][n] * dmu[j * D];
+      dmu[j * D] = gain * dmu[j * D] + map[2][n];
+    }
+  }
 };
 
-// What is known of every segment, [R, N, D] each; (s, mu) stands for (ds, dmu) in the backward direction.
-// The first-order scan leaves all that belongs to a variance at 0, and the same formulas hold for it.
+// What is known of every segment, [R, N, D] or [R, G, D] each. The first-order scan leaves all that belongs to
+// a variance at 0, and the same formulas hold for it.
 template <class T, class Way>
 struct SegmentArrays {
-  T* map[std::size(Way::kFields)];
+  T* map[Way::kCount];
   T *s_in, *mu_in, *s_out, *mu_out;
 
   SegmentArrays(Arena& arena, const Scan& p) {
-    const int64_t size = p.R * p.N * p.D;
-    for (T*& x : map) x = arena.take<T>(size);
-    for (T** x : {&s_in, &mu_in, &s_out, &mu_out}) *x = arena.take<T>(size);
+    Way::each_field([&](int i, auto field) { map[i] = arena.take<T>(p.R * rows(p, field) * p.D); });
+    for (T** x : {&s_in, &s_out}) *x = arena.take<T>(p.R * p.G * p.D);
+    for (T** x : {&mu_in, &mu_out}) *x = arena.take<T>(p.R * p.N * p.D);
   }
 
   // Only the maps, where the caller wants them: one after the other.
-  SegmentArrays(T* maps, int64_t size) : s_in(), mu_in(), s_out(), mu_out() {
-    for (T*& x : map) {
-      x = maps;
-      maps += size;
-    }
+  SegmentArrays(T* maps, const Scan& p) : s_in(), mu_in(), s_out(), mu_out() {
+    Way::each_field([&](int i, auto field) {
+      map[i] = maps;
+      maps += p.R * rows(p, field) * p.D;
+    });
   }
 
-  typename Way::Map map_at(int64_t i) const {
-    if constexpr (Way::kReverse) return {map[0][i], map[1][i], map[2][i], map[3][i]};
-    else return {map[0][i], map[1][i], map[2][i], map[3][i], map[4][i]};
-  }
+  static int64_t rows(const Scan& p, BlockField) { return p.G; }
+  static int64_t rows(const Scan& p, SlotField) { return p.N; }
 };
 
 template <class T, int W>
@@ -61,8 +84,18 @@ struct SummaryScratch {
   T *dy, *dy_var;
 
   SummaryScratch(Arena& arena, const Scan& p, const Groups& groups)
-      : in(arena, groups.pitch(), p.N, p.T), state(arena, p.N, kSummaryFields, groups.width) {
+      : in(arena, groups.pitch(), p), state(arena, p, kSummaryBlock, kSummarySlot, groups.width) {
     for (T** x : {&dy, &dy_var}) *x = arena.take<T>(KLA_CHUNK * in.pitch);
+  }
+
+  SummaryRows<T> rows(const Scan& p, const kla_scan_grads* g, const Row& row, int64_t d0) const {
+    constexpr int64_t kTile = W * kLanes<T>;
+    const Rows<const T> none{nullptr, 0};
+    return {in.read_channels(p.v, row, d0, kTile, in.v),
+            in.read_channels(p.lam_v, row, d0, kTile, in.lam_v),
+            in.read_gaps(p, row, d0, kTile),
+            g ? in.read_channels(g->dy, row, d0, kTile, dy) : none,
+            g ? in.read_channels(g->dy_var, row, d0, kTile, dy_var) : none};
   }
 };
 
@@ -93,8 +126,8 @@ class Segments {
   int enter(const SegmentArrays<T, Way>& x, const void* s, const void* mu) const {
     if (const int status = summarise(x, false)) return status;
     auto carry = [&](int64_t row, int) {
-      copy(s, row, x.s_in, at(row, 0));
-      copy(mu, row, x.mu_in, at(row, 0));
+      copy(s, row, x.s_in, at(row, 0), p_.G);
+      copy(mu, row, x.mu_in, at(row, 0), p_.N);
       for (int64_t i = 1; i < p_.segments; ++i) carry_over(x, at(row, i - 1), at(row, i));
     };
     parallel_for(threads_, p_.pool, p_.R / p_.segments, carry);
@@ -105,8 +138,8 @@ class Segments {
   void leave(const SegmentArrays<T, Way>& x, void* s, void* mu) const {
     for (int64_t row = 0; row < p_.R / p_.segments; ++row) {
       const int64_t last = at(row, p_.segments - 1);
-      copy(x.mu_out, last, static_cast<T*>(mu), row);
-      if (M::kHasVariance) copy(x.s_out, last, static_cast<T*>(s), row);
+      copy(x.mu_out, last, static_cast<T*>(mu), row, p_.N);
+      if (M::kHasVariance) copy(x.s_out, last, static_cast<T*>(s), row, p_.G);
     }
   }
 
@@ -121,50 +154,49 @@ class Segments {
     return row * p_.segments + (Way::kReverse ? p_.segments - 1 - i : i);
   }
 
-  void copy(const void* src, int64_t from, T* dst, int64_t to) const {
-    const int64_t nd = p_.N * p_.D;
-    if (src) memcpy(dst + to * nd, static_cast<const T*>(src) + from * nd, static_cast<size_t>(nd) * sizeof(T));
-    else std::fill(dst + to * nd, dst + (to + 1) * nd, T(0));
+  // Row `from` of an array [*, rows, D] to row `to` of another.
+  void copy(const void* src, int64_t from, T* dst, int64_t to, int64_t rows) const {
+    const int64_t size = rows * p_.D;
+    if (src) memcpy(dst + to * size, static_cast<const T*>(src) + from * size, static_cast<size_t>(size) * sizeof(T));
+    else std::fill(dst + to * size, dst + (to + 1) * size, T(0));
   }
 
   void carry_over(const SegmentArrays<T, Way>& x, int64_t from, int64_t to) const {
-    const int64_t nd = p_.N * p_.D;
-    for (int64_t i = 0; i < nd; ++i) {
-      T s = x.s_in[from * nd + i], mu = x.mu_in[from * nd + i];
-      apply(x.map_at(from * nd + i), s, mu);
-      x.s_in[to * nd + i] = s;
-      x.mu_in[to * nd + i] = mu;
-    }
+    const int64_t m = p_.N / p_.G;
+    copy(x.s_in, from, x.s_in, to, p_.G);
+    copy(x.mu_in, from, x.mu_in, to, p_.N);
+    for (int64_t g = 0; g < p_.G; ++g)
+      for (int64_t d = 0; d < p_.D; ++d) {
+        const int64_t i = g * p_.D + d, n = g * m * p_.D + d;
+        Way::carry(x.map, from * p_.G * p_.D + i, from * p_.N * p_.D + n, m, p_.D, x.s_in + to * p_.G * p_.D + i,
+                   x.mu_in + to * p_.N * p_.D + n);
+      }
   }
 
   void summarise_segment(int64_t r, int64_t g, SummaryScratch<T, W>& x,
                          const SegmentArrays<T, Way>& out) const {
     const Row row = row_at(p_, r);
     const int64_t d0 = groups_.begin(g), size = groups_.size(g);
-    const auto read = [&](int field, const void* src, int64_t index) {
-      x.state.load(field, state_row<T>(src, p_, index), p_.D, d0, size);
+    const auto read = [&](auto field, const void* src, int64_t index) {
+      x.state.load(field, src, index, p_.D, d0, size);
     };
     read(kA, p_.a_bar, 0);
     read(kP, p_.p_bar, 0);
-    for (int field = kGain; field < kSummaryFields; ++field) read(field, nullptr, 0);
+    Way::each_field([&](int, auto field) { read(field, nullptr, 0); });
     x.state.fill(kGain, T(1), size);
     // The forward summary starts from a certain 0, the backward one from the belief it will meet.
     const bool known = Way::kReverse && row.length > 0;
     read(kMu, known ? p_.checkpoints : nullptr, row.chunk0);
-    read(kS, known && M::kHasVariance ? p_.checkpoints : nullptr, num_chunks(p_) + row.chunk0);
+    read(kS, known && M::kHasVariance ? saved_variances<T>(p_) : nullptr, row.chunk0);
     for (int64_t c = 0; c < row.chunks(); ++c) {
-      x.in.load_chunk(p_, row, c, d0, size);
-      if (Way::kReverse) {
-        x.in.load_channels(g_->dy, row, d0, x.dy);
-        x.in.load_channels(g_->dy_var, row, d0, x.dy_var);
-      }
+      x.in.begin_chunk(p_, row, c, size);
+      const SummaryRows<T> rows = x.rows(p_, Way::kReverse ? g_ : nullptr, row, d0);
       for (int64_t d = 0; d < size; d += W * kLanes<T>) {
-        if constexpr (Way::kReverse) M::template adjoint_map<T, W>(x.in, x.state, d, x.dy, x.dy_var);
-        else M::template filter_map<T, W>(x.in, x.state, d);
+        if constexpr (Way::kReverse) M::template adjoint_map<T, W>(x.in, rows, x.state, d);
+        else M::template filter_map<T, W>(x.in, rows, x.state, d);
       }
     }
-    for (size_t i = 0; i < std::size(Way::kFields); ++i)
-      x.state.store(Way::kFields[i], state_row<T>(out.map[i], p_, r), p_.D, d0, size);
+    Way::each_field([&](int i, auto field) { x.state.store(field, out.map[i], r, p_.D, d0, size); });
   }
 };
 
@@ -212,10 +244,10 @@ int backward_segments(const Scan& p, const kla_scan_grads& g) {
   return KLA_OK;
 }
 
-// The maps of whole rows, [fields, R, N, D], for callers that cut time themselves.
+// The maps of whole rows, one after the other, for callers that cut time themselves.
 template <class M, class T, int W, class Way>
 int summarise_rows(const Scan& p, const kla_scan_grads* g, void* maps) {
-  const SegmentArrays<T, Way> x(static_cast<T*>(maps), p.R * p.N * p.D);
+  const SegmentArrays<T, Way> x(static_cast<T*>(maps), p);
   return Segments<M, T, W, Way>(p, g).summarise(x, true);
 }
 

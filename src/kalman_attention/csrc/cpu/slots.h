@@ -1,5 +1,5 @@
 // The table of slot counts that have core loops of their own, with a constant trip count; all others share
-// a general loop. W is the width of a tile, 4 for one or two slots (kernel.cpp).
+// a general loop, and so do models that have only that one (kKnownSlots). W is the width of a tile, 4 for one or two slots (kernel.cpp).
 #ifndef KLA_CPU_SLOTS_H
 #define KLA_CPU_SLOTS_H
 
@@ -15,9 +15,11 @@ template <int N>
 using Slots = std::integral_constant<int, N>;
 
 // Calls f with the number of slots as a constant, or with 0 for "any".
-template <int W, class F>
+template <class M, int W, class F>
 KLA_INLINE void with_slots(int64_t slots, F f) {
-  if constexpr (W == 4) {
+  if constexpr (!M::kKnownSlots) {
+    return f(Slots<0>{});
+  } else if constexpr (W == 4) {
     return slots == 1 ? f(Slots<1>{}) : f(Slots<2>{});
   } else {
     switch (slots) {

@@ -25,11 +25,23 @@ struct Rows {
   KLA_METHOD void prefetch(int64_t j, int64_t d) const { __builtin_prefetch(at(j, d), !std::is_const_v<T>, 2); }
 };
 
+// The rows of one chunk in the forward pass.
+template <class T>
+struct ForwardRows {
+  Rows<const T> v, lam_v, dt;
+  Rows<T> y, y_var;
+
+  KLA_METHOD void prefetch(int64_t j, int64_t next) const {
+    for (const auto& x : {v, lam_v}) x.prefetch(j, next);
+    y.prefetch(j, next);
+  }
+};
+
 // The rows of one chunk in the backward pass.
 template <class T>
 struct ChannelRows {
-  Rows<const T> v, lam_v, dy, dy_var;
-  Rows<T> dv, dlam_v;
+  Rows<const T> v, lam_v, dt, dy, dy_var;
+  Rows<T> dv, dlam_v, ddt;
 
   KLA_METHOD void prefetch_replay(int64_t j, int64_t next) const {
     for (const auto& x : {v, lam_v}) x.prefetch(j, next);
@@ -42,19 +54,22 @@ struct ChannelRows {
 
 template <class T>
 struct Stage {
-  int64_t pitch, N;      // row length of the channel arrays and of the slot arrays
+  int64_t pitch, N, G;   // row length of the channel arrays, of the slot arrays and of those of blocks
   int64_t size = 0;      // channels in use
   int64_t count = 0;     // live tokens: a masked token is simply not there
   int64_t begin = 0;     // first token of the chunk
   int64_t tokens = 0;    // tokens of the chunk, masked ones included
   int32_t live[KLA_CHUNK];
-  T *v, *lam_v, *lv;     // [chunk, pitch], lv = lam_v v
-  T *k, *k2, *q;         // [chunk, N], k2 = k^2
+  T *v, *lam_v, *dt;     // [chunk, pitch]
+  T *k, *q;              // [chunk, N]
+  T *k2, *q2;            // [chunk, G], sums of k^2 and q^2 over the slots of a block
 
-  Stage(Arena& arena, int64_t pitch_, int64_t N_, int64_t T_) : pitch(pitch_), N(N_) {
-    const int64_t rows = std::min<int64_t>(T_, KLA_CHUNK);
-    for (T** x : {&v, &lam_v, &lv}) *x = arena.take<T>(rows * pitch);
-    for (T** x : {&k, &k2, &q}) *x = arena.take<T>(rows * N);
+  Stage(Arena& arena, int64_t pitch_, const kla_scan_params& p) : pitch(pitch_), N(p.N), G(p.G) {
+    const int64_t rows = std::min<int64_t>(p.T, KLA_CHUNK);
+    for (T** x : {&v, &lam_v}) *x = arena.take<T>(rows * pitch);
+    dt = arena.take<T>(p.dt.data ? rows * pitch : 0);
+    for (T** x : {&k, &q}) *x = arena.take<T>(rows * N);
+    for (T** x : {&k2, &q2}) *x = arena.take<T>(rows * G);
   }
 
   void find_live(const Scan& p, const Row& row, int64_t chunk) {
@@ -101,27 +116,38 @@ struct Stage {
     load_rows(x, row, 0, N, N, dst);
   }
 
-  void load_chunk(const Scan& p, const Row& row, int64_t chunk, int64_t d0, int64_t size_) {
-    begin_chunk(p, row, chunk, size_);
-    load_channels(p.v, row, d0, v);
-    load_channels(p.lam_v, row, d0, lam_v);
-    for (int64_t i = 0; i < count * pitch; ++i) lv[i] = lam_v[i] * seen(v[i], lam_v[i]);
+  // The gaps before the tokens; nothing where the call has none.
+  Rows<const T> read_gaps(const Scan& p, const Row& row, int64_t d0, int64_t tile) const {
+    if (p.dt.data == nullptr) return {nullptr, 0};
+    if (p.dt_channels == p.D) return read_channels(p.dt, row, d0, tile, dt);
+    load_rows(p.dt, row, 0, 1, pitch, dt);
+    for (int64_t j = 0; j < count; ++j) std::fill(dt + j * pitch + 1, dt + (j + 1) * pitch, dt[j * pitch]);
+    return {dt, pitch};
   }
 
-  // The part of load_chunk that is common to all channels.
+  // What is common to all channels.
   void begin_chunk(const Scan& p, const Row& row, int64_t chunk, int64_t size_) {
     size = size_;
     find_live(p, row, chunk);
     load_slots(p.k, row, k);
     load_slots(p.q, row, q);
-    for (int64_t i = 0; i < count * N; ++i) k2[i] = k[i] * k[i];
+    add_squares(k, k2);
+    add_squares(q, q2);
+  }
+
+  void add_squares(const T* x, T* sums) const {
+    const int64_t m = N / G;
+    for (int64_t i = 0; i < count * G; ++i) {
+      sums[i] = x[i * m] * x[i * m];
+      for (int64_t n = 1; n < m; ++n) sums[i] += x[i * m + n] * x[i * m + n];
+    }
   }
 
   // Where to collect rows of a contiguous [B, T, D] output before store_channels, which then has
   // nothing left to do if they are in place.
   Rows<T> write_channels(const Scan& p, const Row& row, int64_t d0, int64_t tile, void* out, int64_t dtype,
                          T* copy) const {
-    if (!in_place(dtype, tile)) return {copy, pitch};
+    if (out == nullptr || !in_place(dtype, tile)) return {copy, pitch};
     return {static_cast<T*>(out) + (row.b * p.T + begin) * p.D + d0, p.D};
   }
 

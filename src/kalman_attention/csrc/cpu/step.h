@@ -1,54 +1,77 @@
-// A single token per row, for decoding: no stage, no tiles, no copies of the belief. The [N, D] arrays
+// A single token per row, for decoding: no stage, no tiles, no copies of the belief. The arrays of the belief
 // are streamed once, in memory order, and y is collected in a row that stays in L1.
 #ifndef KLA_CPU_STEP_H
 #define KLA_CPU_STEP_H
 
 #include "../lane.h"
 #include "forward.h"
+#include "gaps.h"
 
 namespace kla {
 namespace KLA_ISA_NAMESPACE {
 
 template <class T>
 struct StepScratch {
-  T *v, *lam_v, *y, *y_var;  // [D]
-  T *k, *q;                  // [N]
+  T *v, *lam_v, *dt, *y, *y_var;  // [D]
+  T *k, *q;                       // [N]
 
   StepScratch(Arena& arena, const kla_scan_params& p) {
-    for (T** x : {&v, &lam_v, &y, &y_var}) *x = arena.take<T>(p.D);
+    for (T** x : {&v, &lam_v, &dt, &y, &y_var}) *x = arena.take<T>(p.D);
     for (T** x : {&k, &q}) *x = arena.take<T>(p.N);
   }
 };
 
-// One slot of one row: V is a vector or, for the channels that are left over, a single number.
-template <class T, class V, bool VAR>
-KLA_INLINE void step_lane(T k, T q, const T* a, const T* p, const T* lam_v, const T* lv, const T* s,
-                          const T* mu, T* s_new, T* mu_new, T* y, T* y_var) {
-  const auto at = [](const T* x) { return load_any<V>(x); };
-  const auto put = [](T* x, V value) { store_any(x, value); };
-  const auto next = filter_step<V>(at(a), at(p), (k * k) * at(lam_v), k * at(lv), at(s), at(mu));
-  put(s_new, next.s);
-  put(mu_new, next.mu);
-  put(y, at(y) + q * next.mu);
-  if (VAR) put(y_var, at(y_var) + (q * q) * next.s);
-}
+// One row of the belief, before and after the token.
+template <class T>
+struct StepRow {
+  const T *a, *p, *s, *mu;
+  T *s_new, *mu_new;
+  int64_t D, m;
 
-template <class T, bool VAR>
-void step_row(const kla_scan_params& p, int64_t r, StepScratch<T>& x) {
-  constexpr int L = kLanes<T>;
-  const T *a = static_cast<const T*>(p.a_bar), *pb = static_cast<const T*>(p.p_bar);
-  const T *s = state_row<T>(p.variance_0, p, r), *mu = state_row<T>(p.mean_0, p, r);
-  T *s_new = state_row<T>(p.variance, p, r), *mu_new = state_row<T>(p.mean, p, r);
-  for (int64_t n = 0; n < p.N; ++n) {
-    const T k = x.k[n], q = x.q[n];
-    const int64_t i = n * p.D;
+  StepRow(const kla_scan_params& p, int64_t r)
+      : a(static_cast<const T*>(p.a_bar)), p(static_cast<const T*>(p.p_bar)), D(p.D), m(p.N / p.G) {
+    const int64_t variances = r * p.G * D, means = r * p.N * D;
+    s = static_cast<const T*>(p.variance_0) + variances;
+    mu = static_cast<const T*>(p.mean_0) + means;
+    s_new = static_cast<T*>(p.variance) + variances;
+    mu_new = static_cast<T*>(p.mean) + means;
+  }
+
+  template <bool GAPS, class V>
+  KLA_METHOD auto dynamics(int64_t i, V dt) const {
+    const V rate = load_any<V>(a + i), noise = load_any<V>(p + i);
+    if constexpr (GAPS) return passed<V>(decay_of(rate * dt), noise);
+    else return Steady<V>{rate, noise};
+  }
+
+  // Block g in the channels from d on: V is a vector or, for the channels that are left over, a number.
+  template <class V, bool GAPS, bool VAR>
+  KLA_METHOD void step(int64_t g, int64_t d, const StepScratch<T>& x) const {
+    const auto at = [](const T* from) { return load_any<V>(from); };
+    const T *k = x.k + g * m, *q = x.q + g * m;
+    T k2 = 0, q2 = 0;
+    for (int64_t n = 0; n < m; ++n) k2 += k[n] * k[n], q2 += q[n] * q[n];
+    const auto to = dynamics<GAPS>(g * D + d, GAPS ? at(x.dt + d) : V{});
+    const auto next = filter_block<V>(to, k2 * at(x.lam_v + d), at(x.v + d), at(s + g * D + d));
+    store_any(s_new + g * D + d, next.s);
+    if (VAR) store_any(x.y_var + d, at(x.y_var + d) + q2 * next.s);
+    V y = at(x.y + d);
+    for (int64_t n = 0, i = g * m * D + d; n < m; ++n, i += D) {
+      const V mean = next.keep * at(mu + i) + k[n] * next.gain;
+      store_any(mu_new + i, mean);
+      y += q[n] * mean;
+    }
+    store_any(x.y + d, y);
+  }
+};
+
+template <class T, bool GAPS, bool VAR>
+void step_row(const kla_scan_params& p, int64_t r, const StepScratch<T>& x) {
+  const StepRow<T> row(p, r);
+  for (int64_t g = 0; g < p.G; ++g) {
     int64_t d = 0;
-    for (; d + L <= p.D; d += L)
-      step_lane<T, Vec<T>, VAR>(k, q, a + i + d, pb + i + d, x.lam_v + d, x.v + d, s + i + d,
-                                mu + i + d, s_new + i + d, mu_new + i + d, x.y + d, x.y_var + d);
-    for (; d < p.D; ++d)
-      step_lane<T, T, VAR>(k, q, a + i + d, pb + i + d, x.lam_v + d, x.v + d, s + i + d, mu + i + d,
-                           s_new + i + d, mu_new + i + d, x.y + d, x.y_var + d);
+    for (; d + kLanes<T> <= p.D; d += kLanes<T>) row.template step<Vec<T>, GAPS, VAR>(g, d, x);
+    for (; d < p.D; ++d) row.template step<T, GAPS, VAR>(g, d, x);
   }
 }
 
@@ -66,16 +89,22 @@ void step_task(const kla_scan_params& p, int64_t r, StepScratch<T>& x) {
   std::fill(x.y_var, x.y_var + p.D, T(0));
   const char* mask = static_cast<const char*>(p.mask.data);
   if (mask != nullptr && !mask[r * p.mask.stride_b]) {
-    const size_t bytes = static_cast<size_t>(p.N * p.D) * sizeof(T);
-    memcpy(state_row<T>(p.mean, p, r), state_row<T>(p.mean_0, p, r), bytes);
-    memcpy(state_row<T>(p.variance, p, r), state_row<T>(p.variance_0, p, r), bytes);
+    const StepRow<T> row(p, r);
+    memcpy(row.mu_new, row.mu, static_cast<size_t>(p.N * p.D) * sizeof(T));
+    memcpy(row.s_new, row.s, static_cast<size_t>(p.G * p.D) * sizeof(T));
   } else {
     load_token(p.v, p.D, x.v);
     load_token(p.lam_v, p.D, x.lam_v);
     load_token(p.k, p.N, x.k);
     load_token(p.q, p.N, x.q);
-    for (int64_t d = 0; d < p.D; ++d) x.v[d] = x.lam_v[d] * seen(x.v[d], x.lam_v[d]);
-    p.y_var ? step_row<T, true>(p, r, x) : step_row<T, false>(p, r, x);
+    for (int64_t d = 0; d < p.D; ++d) x.v[d] = information(x.v[d], x.lam_v[d]);
+    if (p.dt.data) {
+      load_token(p.dt, p.dt_channels, x.dt);
+      std::fill(x.dt + p.dt_channels, x.dt + p.D, x.dt[0]);
+      p.y_var ? step_row<T, true, true>(p, r, x) : step_row<T, true, false>(p, r, x);
+    } else {
+      p.y_var ? step_row<T, false, true>(p, r, x) : step_row<T, false, false>(p, r, x);
+    }
   }
   store_token(x.y, p.y);
   if (p.y_var) store_token(x.y_var, p.y_var);

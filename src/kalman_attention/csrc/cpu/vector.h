@@ -8,6 +8,10 @@
 #include <cstring>
 #include <utility>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace kla {
 namespace KLA_ISA_NAMESPACE {
 
@@ -58,6 +62,20 @@ KLA_INLINE void store_any(T* p, V x) {
 template <class T>
 KLA_INLINE Vec<T> splat(T x) {
   return x - Vec<T>{};
+}
+
+// The larger of a bound and x; NaN in x stays. A comparison and a choice where there is no instruction for it.
+template <class T>
+KLA_INLINE Vec<T> at_least(T bound, Vec<T> x) {
+#if KLA_VECTOR_BYTES == 64 && defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return _mm512_maskz_max_ps(0xffff, splat(bound), x);
+  else return _mm512_maskz_max_pd(0xff, splat(bound), x);
+#elif KLA_VECTOR_BYTES == 32 && defined(__AVX2__)
+  if constexpr (sizeof(T) == 4) return _mm256_max_ps(splat(bound), x);
+  else return _mm256_max_pd(splat(bound), x);
+#else
+  return x < bound ? splat(bound) : x;
+#endif
 }
 
 // Output lane j of fold takes segment j / (S/2) of the concatenation (x, y), which is cut in segments

@@ -10,15 +10,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kalman_attention.filtering.moment import KLAState
+from kalman_attention.filtering.segment import AdjointMap, FilterMap
 from kalman_attention.ops.contract import ScanInputs
 from kalman_attention.ops.cpu.library import ABI_VERSION, ISA, POOL, check, load
 from kalman_attention.ops.raw import DTYPES, NO_ARRAY, array, at, dense, rows
 
-PARAMS = struct.Struct("=41q")
+PARAMS = struct.Struct("=47q")
 KALMAN, LINEAR = 0, 1
 """Models. The linear scan has its letters in the places that ``csrc/kla_scan.h`` names."""
 
-_GRADS = struct.Struct("=18q")
+_GRADS = struct.Struct("=19q")
 
 
 class Outputs(NamedTuple):
@@ -52,7 +54,7 @@ def run_backward(
         call: dense tensors of the forward pass.
         checkpoints: what it saved.
         inputs: gradients by y, y_var, mean, variance; None counts as 0.
-        grads: the eight arrays to write, in the order of ``ScanGrads``.
+        grads: the arrays to write, in the order of ``ScanGrads``; None for those of no input.
         isa: instruction set.
         pool: thread pool.
     """
@@ -68,11 +70,17 @@ def run_backward(
     check(load().kla_scan_backward(_pack(model, call, outputs, isa, pool), packed))
 
 
-def run_filter_map(call: ScanInputs, isa: str, pool: str) -> Tensor:
-    """Summaries of all rows, ``[5, R, N, D]`` in the order of ``FilterMap``."""
-    found = call.mean_0.new_empty(5, *call.mean_0.shape)
+def run_smooth(call: ScanInputs, outputs: Outputs, isa: str, pool: str) -> None:
+    """Smoothed y and y_var, from the checkpoints of a forward pass."""
+    check(load().kla_scan_smooth(_pack(KALMAN, call, outputs, isa, pool)))
+
+
+def run_filter_map(call: ScanInputs, isa: str, pool: str) -> FilterMap:
+    """Summaries of all rows."""
+    like = FilterMap.identity_like(KLAState(call.mean_0, call.variance_0))
+    found = call.mean_0.new_empty(sum(x.numel() for x in like))
     check(load().kla_scan_filter_map(_pack(KALMAN, call, Outputs(), isa, pool), at(found)))
-    return found
+    return FilterMap(*_split(found, like))
 
 
 def run_adjoint_map(
@@ -82,28 +90,36 @@ def run_adjoint_map(
     dy_var: Tensor | None,
     isa: str,
     pool: str,
-) -> Tensor:
-    """Summaries of all rows, ``[4, R, N, D]`` in the order of ``AdjointMap``."""
+) -> AdjointMap:
+    """Summaries of all rows, for the adjoint."""
     dy, dy_var = (None if x is None else rows(x) for x in (dy, dy_var))
     saved = dense(checkpoints, call.mean_0.dtype)
-    packed = _GRADS.pack(*array(dy), *array(dy_var), *([0] * 10))
-    found = call.mean_0.new_empty(4, *call.mean_0.shape)
+    packed = _GRADS.pack(*array(dy), *array(dy_var), *([0] * 11))
+    like = AdjointMap.identity_like(KLAState(call.mean_0, call.variance_0))
+    found = call.mean_0.new_empty(sum(x.numel() for x in like))
     params = _pack(KALMAN, call, Outputs(checkpoints=saved), isa, pool)
     check(load().kla_scan_adjoint_map(params, packed, at(found)))
-    return found
+    return AdjointMap(*_split(found, like))
+
+
+def _split(flat: Tensor, like: tuple[Tensor, ...]) -> list[Tensor]:
+    """Arrays that lie one after the other."""
+    parts = torch.split(flat, [x.numel() for x in like])
+    return [part.view(x.shape) for part, x in zip(parts, like, strict=True)]
 
 
 def _pack(model: int, call: ScanInputs, out: Outputs, isa: str, pool: str) -> bytes:
-    (B, T, D), (R, N, _), mask = call.v.shape, call.mean_0.shape, call.mask
+    (B, T, D), (R, N, _), mask, dt = call.v.shape, call.mean_0.shape, call.mask, call.dt
     noise = (call.p_bar, call.variance_0) if model == KALMAN else (None, None)
     return PARAMS.pack(
         *(ABI_VERSION, model, DTYPES[call.mean_0.dtype], ISA[isa], POOL[pool]),
-        *(torch.get_num_threads(), B, T, N, D, R),
+        *(torch.get_num_threads(), B, T, N, call.a_bar.shape[0], D, R),
         *array(call.v),
         *array(call.lam_v),
         *array(call.k),
         *array(call.q),
         *(NO_ARRAY if mask is None else (mask.data_ptr(), *mask.stride(), 0)),
+        *(*array(dt), 0 if dt is None else dt.shape[-1]),
         *(at(call.a_bar), at(noise[0]), at(call.mean_0), at(noise[1])),
         *(at(call.cu_seqlens), *(at(x) for x in out)),
     )

@@ -70,7 +70,7 @@ def linear_backward(
         torch.empty(t.shape, dtype=t.dtype)
         for t in (inputs.x, inputs.dt, inputs.B, inputs.C, call.a_bar, call.mean_0)
     )
-    grads = (C, B, x, dt, A, None, h_0, None)
+    grads = (C, B, x, dt, A, None, h_0, None, None)
     run_backward(LINEAR, call, checkpoints, (dy, None, dh, None), grads, isa, pool)
     found = LinearScanGrads(x, dt, A, B, C, h_0)
     return LinearScanGrads(*(g.to(t.dtype) for g, t in zip(found, inputs[:6], strict=True)))

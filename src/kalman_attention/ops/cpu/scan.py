@@ -13,9 +13,13 @@ from kalman_attention.ops.cpu.abi import (
     run_backward,
     run_filter_map,
     run_forward,
+    run_smooth,
 )
+from kalman_attention.ops.cpu.gaps import of_dynamics, rates, with_rates
 from kalman_attention.ops.cpu.library import ABI_VERSION, check, load
 from kalman_attention.ops.raw import DTYPES, NO_ARRAY, at, dense
+
+NO_GAPS = (*NO_ARRAY, 0)
 
 
 def forward(
@@ -38,11 +42,14 @@ def forward(
     Returns:
         Outputs, last beliefs and checkpoints.
     """
-    call = inputs.dense(inputs.arithmetic_dtype)
+    call = with_rates(inputs.dense(inputs.arithmetic_dtype))
     y = torch.empty(inputs.v.shape, dtype=inputs.v.dtype)
     y_var = torch.empty_like(y) if return_variance else None
-    mean, variance = torch.empty_like(call.mean_0), torch.empty_like(call.mean_0)
+    mean, variance = torch.empty_like(call.mean_0), torch.empty_like(call.variance_0)
     checkpoints = call.new_checkpoints(call.mean_0.dtype) if save else None
+    if checkpoints is not None and call.slots > 1:  # the room of variances that are shared
+        used = call.chunks * (mean[0].numel() + variance[0].numel()) if len(mean) else 0
+        checkpoints.view(-1)[used:].zero_()
     run_forward(KALMAN, call, Outputs(y, y_var, mean, variance, checkpoints), isa, pool)
     dtype = inputs.compute_dtype
     saved = None if checkpoints is None else checkpoints.to(dtype)
@@ -60,7 +67,7 @@ def backward(
     isa: str = "auto",
     pool: str = "auto",
 ) -> ScanGrads:
-    """Exact gradients of the eight floating inputs.
+    """Exact gradients of the floating inputs.
 
     Args:
         inputs: the arguments of the forward pass.
@@ -75,10 +82,36 @@ def backward(
     Returns:
         Gradients in the shapes and dtypes of the inputs.
     """
-    call = inputs.dense(inputs.arithmetic_dtype)
-    grads = ScanGrads(*(torch.empty(x.shape, dtype=x.dtype) for x in call[:8]))
-    run_backward(KALMAN, call, checkpoints, (dy, dy_var, dmean, dvariance), grads[:8], isa, pool)
-    return ScanGrads(*(g.to(x.dtype) for g, x in zip(grads[:8], inputs[:8], strict=True)))
+    call = with_rates(inputs.dense(inputs.arithmetic_dtype))
+    grads = [torch.empty(x.shape, dtype=x.dtype) for x in call[:8]]
+    ddt = None if call.dt is None else torch.empty(call.dt.shape, dtype=call.dt.dtype)
+    given = (dy, dy_var, dmean, dvariance)
+    run_backward(KALMAN, call, checkpoints, given, (*grads, ddt), isa, pool)
+    if inputs.dt is not None:
+        grads[4:6] = of_dynamics(inputs.a_bar, inputs.p_bar, call.a_bar, grads[4], grads[5])
+    found = ScanGrads(*(g.to(x.dtype) for g, x in zip(grads, inputs[:8], strict=True)))
+    return found._replace(dt=ddt)
+
+
+def smooth(inputs: ScanInputs, *, isa: str = "auto", pool: str = "auto") -> ScanResult:
+    """Read the belief at each token given all tokens: filter forwards, then walk back once.
+
+    Args:
+        inputs: validated arguments on the CPU.
+        isa: instruction set, for tests.
+        pool: thread pool, for tests.
+
+    Returns:
+        Smoothed outputs and the last beliefs of the filter, no checkpoints.
+    """
+    call = with_rates(inputs.dense(inputs.arithmetic_dtype))
+    y, y_var = (torch.empty(inputs.v.shape, dtype=inputs.v.dtype) for _ in range(2))
+    mean, variance = torch.empty_like(call.mean_0), torch.empty_like(call.variance_0)
+    saved = call.new_checkpoints(call.mean_0.dtype)
+    run_forward(KALMAN, call, Outputs(y, None, mean, variance, saved), isa, pool)
+    run_smooth(call, Outputs(y, y_var, checkpoints=saved), isa, pool)
+    dtype = inputs.compute_dtype
+    return ScanResult(y, y_var, mean.to(dtype), variance.to(dtype), None)
 
 
 def filter_map(inputs: ScanInputs, *, isa: str = "auto", pool: str = "auto") -> FilterMap:
@@ -90,10 +123,10 @@ def filter_map(inputs: ScanInputs, *, isa: str = "auto", pool: str = "auto") -> 
         pool: thread pool, for tests.
 
     Returns:
-        Entries ``[R, N, D]`` in the compute dtype.
+        Entries ``[R, N, D]`` (shared ones ``[R, G, D]``) in the compute dtype.
     """
-    call = inputs.dense(inputs.arithmetic_dtype)
-    return FilterMap(*run_filter_map(call, isa, pool).to(inputs.compute_dtype))
+    call = with_rates(inputs.dense(inputs.arithmetic_dtype))
+    return FilterMap(*(x.to(inputs.compute_dtype) for x in run_filter_map(call, isa, pool)))
 
 
 def adjoint_map(
@@ -116,18 +149,18 @@ def adjoint_map(
         pool: thread pool, for tests.
 
     Returns:
-        Entries ``[R, N, D]`` in the compute dtype.
+        Entries ``[R, N, D]`` (shared ones ``[R, G, D]``) in the compute dtype.
     """
-    call = inputs.dense(inputs.arithmetic_dtype)
+    call = with_rates(inputs.dense(inputs.arithmetic_dtype))
     found = run_adjoint_map(call, checkpoints, dy, dy_var, isa, pool)
-    return AdjointMap(*found.to(inputs.compute_dtype))
+    return AdjointMap(*(x.to(inputs.compute_dtype) for x in found))
 
 
 def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
     """Filter one token per row: ``forward`` for inputs without the T axis.
 
     Args:
-        inputs: q, k ``[B, N]``, v, lam_v ``[B, D]``, mask ``[B]``.
+        inputs: q, k ``[B, N]``, v, lam_v, dt ``[B, D]``, mask ``[B]``.
         return_variance: also compute y_var.
 
     Returns:
@@ -135,18 +168,22 @@ def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
     """
     # Written out flat: at a few microseconds per kernel call every helper would show.
     dtype = torch.float64 if inputs.v.dtype is torch.float64 else torch.float32
-    q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, *_ = inputs
+    q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, _, _, dt = inputs
     q, k, v, lam_v = q.contiguous(), k.contiguous(), v.contiguous(), lam_v.contiguous()
     a_bar, p_bar = dense(a_bar, dtype), dense(p_bar, dtype)
     mean_0, variance_0 = dense(mean_0, dtype), dense(variance_0, dtype)
-    R, N, D = mean_0.shape
-    y, mean, variance = torch.empty_like(v), torch.empty_like(mean_0), torch.empty_like(mean_0)
+    if dt is not None:
+        dt, (a_bar, p_bar) = dt.contiguous(), rates(a_bar, p_bar)
+    (R, N, D), G = mean_0.shape, a_bar.shape[0]
+    y, mean, variance = torch.empty_like(v), torch.empty_like(mean_0), torch.empty_like(variance_0)
     y_var = torch.empty_like(v) if return_variance else None
+    gaps = NO_GAPS if dt is None else (dt.data_ptr(), dt.shape[1], 0, DTYPES[dt.dtype], dt.shape[1])
     params = PARAMS.pack(
-        *(ABI_VERSION, KALMAN, DTYPES[dtype], 0, 0, torch.get_num_threads(), R, 1, N, D, R),
+        *(ABI_VERSION, KALMAN, DTYPES[dtype], 0, 0, torch.get_num_threads(), R, 1, N, G, D, R),
         *(v.data_ptr(), D, 0, DTYPES[v.dtype], lam_v.data_ptr(), D, 0, DTYPES[lam_v.dtype]),
         *(k.data_ptr(), N, 0, DTYPES[k.dtype], q.data_ptr(), N, 0, DTYPES[q.dtype]),
         *(NO_ARRAY if mask is None else (mask.data_ptr(), mask.stride(0), 0, 0)),
+        *gaps,
         *(a_bar.data_ptr(), p_bar.data_ptr(), mean_0.data_ptr(), variance_0.data_ptr(), 0),
         *(y.data_ptr(), at(y_var), mean.data_ptr(), variance.data_ptr(), 0),
     )

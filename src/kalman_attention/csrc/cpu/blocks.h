@@ -1,0 +1,204 @@
+// The core loops of the Kalman scan where the slots form blocks of m that share a variance: one division per
+// block, and two products per slot for its mean. m is known at run time only.
+#ifndef KLA_CPU_BLOCKS_H
+#define KLA_CPU_BLOCKS_H
+
+#include "gaps.h"
+#include "stage.h"
+#include "summary.h"
+#include "tile.h"
+
+namespace kla {
+namespace KLA_ISA_NAMESPACE {
+
+template <bool GAPS>
+struct Blocks : Summary<GAPS> {
+  static constexpr bool kHasVariance = true, kKnownSlots = false, kShared = true, kGaps = GAPS, kSmooths = false;
+
+  template <class T, int W, bool VAR, int>
+  static void forward(const Stage<T>& in, const ForwardRows<T>& rows, const Tiles<T, W>& state, int64_t d) {
+    using V = Vec<T>;
+    constexpr int L = kLanes<T>, X = W * L;
+    const int64_t m = state.m;
+    for (int64_t j = 0; j < in.count; ++j) {
+      V lam_v[W], lv[W], dt[W], y_acc[W], var_acc[W];
+      for (int w = 0; w < W; ++w) {
+        lam_v[w] = load_any<V>(rows.lam_v.at(j, d + w * L));
+        lv[w] = information<V>(load_any<V>(rows.v.at(j, d + w * L)), lam_v[w]);
+        if (GAPS) dt[w] = load_any<V>(rows.dt.at(j, d + w * L));
+        y_acc[w] = var_acc[w] = V{};
+        rows.prefetch(j, d + X + w * L);
+      }
+      const T *k = in.k + j * in.N, *q = in.q + j * in.N;
+      for (int64_t g = 0; g < in.G; ++g, k += m, q += m) {
+        T *block = state.block(d, g), *mean = block + (kForwardBlock + kMu) * X;
+        const V k2 = splat(in.k2[j * in.G + g]), q2 = splat(in.q2[j * in.G + g]);
+        V keep[W], gain[W];
+        for (int w = 0; w < W; ++w) {
+          T* lane = block + w * L;
+          const auto to = dynamics<GAPS, T, X>(lane, dt[w]);
+          const auto next = filter_block<V>(to, k2 * lam_v[w], lv[w], load(lane + kS * X));
+          store(lane + kS * X, next.s);
+          keep[w] = next.keep;
+          gain[w] = next.gain;
+          if (VAR) var_acc[w] += q2 * next.s;
+        }
+#pragma GCC unroll 4
+        for (int64_t n = 0; n < m; ++n)
+          for (int w = 0; w < W; ++w) {
+            T* at = mean + n * kForwardSlot * X + w * L;
+            const V mu = keep[w] * load(at) + k[n] * gain[w];
+            store(at, mu);
+            y_acc[w] += q[n] * mu;
+          }
+      }
+      for (int w = 0; w < W; ++w) {
+        store_any(rows.y.at(j, d + w * L), y_acc[w]);
+        if (VAR) store_any(rows.y_var.at(j, d + w * L), var_acc[w]);
+      }
+    }
+  }
+
+  static int64_t path_fields(int64_t slots, int64_t m) { return slots / m * (kBlockPathMu + m); }
+
+  // Repeats the forward steps of the blocks of slots [n0, n1) and keeps what the adjoint needs of each.
+  template <class T, int W, int>
+  static void replay(const Stage<T>& in, const ChannelRows<T>& rows, const Tiles<T, W>& state, int64_t d,
+                     int64_t n0, int64_t n1, T* path) {
+    using V = Vec<T>;
+    constexpr int L = kLanes<T>, X = W * L;
+    const int64_t m = state.m, g0 = n0 / m, g1 = n1 / m, fields = (kBlockPathMu + m) * X;
+    const int64_t step = (g1 - g0) * fields;
+    for (int64_t g = g0; g < g1; ++g) {
+      T* first = path + (g - g0) * fields;
+      memcpy(first + kBlockPathS * X, state.at(d, g, kS), X * sizeof(T));
+      for (int64_t n = 0; n < m; ++n)
+        memcpy(first + (kBlockPathMu + n) * X, state.at(d, g * m + n, kMu), X * sizeof(T));
+    }
+    for (int64_t j = 0; j < in.count; ++j, path += step) {
+      V lam_v[W], lv[W], dt[W];
+      for (int w = 0; w < W; ++w) {
+        lam_v[w] = load_any<V>(rows.lam_v.at(j, d + w * L));
+        lv[w] = information<V>(load_any<V>(rows.v.at(j, d + w * L)), lam_v[w]);
+        if (GAPS) dt[w] = load_any<V>(rows.dt.at(j, d + w * L));
+      }
+      rows.prefetch_replay(j, d + X);
+      const T* k = in.k + j * in.N + n0;
+      for (int64_t g = g0; g < g1; ++g, k += m) {
+        T* now = path + (g - g0) * fields;
+        const V k2 = splat(in.k2[j * in.G + g]);
+        V keep[W], gain[W];
+        for (int w = 0; w < W; ++w) {
+          T* at = now + w * L;
+          const auto to = dynamics<GAPS, T, X>(state.block(d, g) + w * L, dt[w]);
+          const auto next = filter_block<V>(to, k2 * lam_v[w], lv[w], load(at + kBlockPathS * X));
+          store(at + kBlockPathR * X, next.r);
+          store(at + step + kBlockPathS * X, next.s);
+          keep[w] = next.keep;
+          gain[w] = next.gain;
+        }
+#pragma GCC unroll 4
+        for (int64_t n = 0; n < m; ++n)
+          for (int w = 0; w < W; ++w) {
+            T* at = now + (kBlockPathMu + n) * X + w * L;
+            store(at + step, keep[w] * load(at) + k[n] * gain[w]);
+          }
+      }
+    }
+  }
+
+  // Walks the chunk backwards. What the slots of a block have in common in dk and dq is summed per block.
+  template <class T, int W, bool VAR, int>
+  static void adjoint(const Stage<T>& in, const ChannelRows<T>& rows, const Tiles<T, W>& state, int64_t d,
+                      int64_t n0, int64_t n1, const T* path, bool first, Sums<T>& sums) {
+    using V = Vec<T>;
+    constexpr int L = kLanes<T>, X = W * L;
+    const int64_t m = state.m, g0 = n0 / m, g1 = n1 / m, fields = (kBlockPathMu + m) * X;
+    const int64_t step = (g1 - g0) * fields;
+    for (int64_t j = in.count - 1; j >= 0; --j) {
+      V v[W], lam_v[W], lv[W], dt[W], dy[W], dy_var[W], acc_v[W], acc_lam[W], acc_dt[W];
+      for (int w = 0; w < W; ++w) {
+        lam_v[w] = load_any<V>(rows.lam_v.at(j, d + w * L));
+        v[w] = seen<V>(load_any<V>(rows.v.at(j, d + w * L)), lam_v[w]);
+        lv[w] = lam_v[w] * v[w];
+        if (GAPS) dt[w] = load_any<V>(rows.dt.at(j, d + w * L));
+        dy[w] = load_any<V>(rows.dy.at(j, d + w * L));
+        dy_var[w] = VAR ? load_any<V>(rows.dy_var.at(j, d + w * L)) : V{};
+      }
+      rows.prefetch_adjoint(j, d + X);
+      sums.template load_token<W>(sums.acc_v, j, n0, acc_v);
+      sums.template load_token<W>(sums.acc_lam, j, n0, acc_lam);
+      if (GAPS) sums.template load_token<W>(sums.acc_dt, j, n0, acc_dt);
+      for (int64_t g = g0; g < g1; ++g) {
+        T* block = state.block(d, g);
+        const T* now = path + j * step + (g - g0) * fields;
+        BlockStep<V> next[W];
+        V k_dmu[W], mu_dmu[W], a[W];
+        Decay<V> gap[W];
+        for (int w = 0; w < W; ++w) {
+          const T* at = now + w * L;
+          a[w] = load(block + kA * X + w * L);
+          if constexpr (GAPS) {
+            gap[w] = decay<T>(a[w] * dt[w]);
+            a[w] = gap[w].whole();
+          }
+          const V s_new = load(at + step + kBlockPathS * X), r = load(at + kBlockPathR * X);
+          next[w] = {s_new, r, a[w] * r, s_new * lv[w]};
+          k_dmu[w] = mu_dmu[w] = V{};
+        }
+        const T *k = in.k + j * in.N + g * m, *q = in.q + j * in.N + g * m, *mean = now + kBlockPathMu * X;
+        T* dmean = block + (kBackwardBlock + kDmu) * X;
+        for (int64_t n = 0; n < m; ++n, mean += X, dmean += kBackwardSlot * X) {
+          V lv_db{}, dq{};
+          for (int w = 0; w < W; ++w) {
+            const V dmu = load(dmean + w * L) + q[n] * dy[w];
+            k_dmu[w] += k[n] * dmu;
+            mu_dmu[w] += load(mean + w * L) * dmu;
+            lv_db += next[w].gain * dmu;
+            dq += dy[w] * load(mean + step + w * L);
+            store(dmean + w * L, next[w].keep * dmu);
+          }
+          sums.add(sums.dk, j * in.N + g * m + n, first, lv_db);
+          sums.add(sums.dq, j * in.N + g * m + n, first, dq);
+        }
+        const T k2 = in.k2[j * in.G + g], q2 = in.q2[j * in.G + g];
+        V lam_dphi{}, s_dy{};
+        for (int w = 0; w < W; ++w) {
+          T* lane = block + w * L;
+          const V s = load(now + w * L + kBlockPathS * X);
+          V ds = load(lane + kDs * X);
+          if (VAR) {
+            s_dy += next[w].s * dy_var[w];
+            ds += q2 * dy_var[w];
+          }
+          // Sums over slots first: of what the new means leave of the value, and of the new means, times dmu.
+          const V rest_dmu = next[w].r * (v[w] * k_dmu[w] - k2 * (a[w] * mu_dmu[w]));
+          const V new_dmu = next[w].keep * mu_dmu[w] + next[w].gain * k_dmu[w];
+          const auto grad = block_adjoint<V>(splat(k2), lam_v[w], next[w].s, next[w].r, rest_dmu, new_dmu, ds);
+          const V a_dP = a[w] * grad.dP;
+          if constexpr (GAPS) {
+            const V du = next[w].keep * mu_dmu[w] + (s + s) * (a[w] * a_dP);
+            acc_dt[w] += add_gap<T, X>(lane, gap[w], a[w], du, grad.dP);
+          } else {
+            store(lane + kDa * X, load(lane + kDa * X) + (next[w].r * mu_dmu[w] + s * (a_dP + a_dP)));
+            store(lane + kDp * X, load(lane + kDp * X) + grad.dP);
+          }
+          store(lane + kDs * X, a[w] * a_dP);
+          acc_v[w] += next[w].s * k_dmu[w];
+          acc_lam[w] += grad.dlam_v;
+          lam_dphi += lam_v[w] * grad.dphi;
+        }
+        sums.add(sums.lam_dphi, j * in.G + g, first, lam_dphi);
+        if (VAR) sums.add(sums.s_dy, j * in.G + g, first, s_dy);
+      }
+      const bool done = n1 == in.N;
+      sums.template store_value<W>(j, d, done, acc_v, lam_v, rows.dv);
+      sums.template store_token<W>(sums.acc_lam, j, d, done, acc_lam, rows.dlam_v);
+      if (GAPS) sums.template store_token<W>(sums.acc_dt, j, d, done, acc_dt, rows.ddt);
+    }
+  }
+};
+
+}  // namespace KLA_ISA_NAMESPACE
+}  // namespace kla
+#endif
