@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
-from kalman_attention import KLAState, kla_step
+from kalman_attention import KLAState, kla_scan, kla_smooth, kla_step
 from kalman_attention.cli.bench.measure import (
     CPU,
     Shape,
@@ -118,6 +119,7 @@ def _goals(engine: str) -> Iterator[Goal]:
     yield _speed_up(engine, REFERENCE, PAPER, backward=True, wanted=80)
     yield _speed_up(engine, "torch_scan", PAPER, backward=True, wanted=100)
     yield _speed_up(engine, REFERENCE, MAD, backward=True, wanted=15)
+    yield from _variants(engine, PAPER)
     yield _step_speed_up(engine)
     yield _extra_memory(engine)
     yield _cost_per_token(engine)
@@ -133,6 +135,64 @@ def _speed_up(engine: str, other: str, shape: Shape, *, backward: bool, wanted: 
     against = f"{other}: {1e3 * times[other]:.0f} ms"
     ratio = times[other] / times[engine]
     return Goal(case, against, ratio, f">= {wanted} x", ratio >= wanted)
+
+
+def _variants(engine: str, shape: Shape) -> Iterator[Goal]:
+    """Time between tokens, shared precision and smoothing against the plain scan of the shape."""
+    for backward in (False, True):
+        kind = "forward + backward" if backward else "forward"
+        wide = shape._replace(N=64)
+        runs = {
+            "plain": _variant(engine, shape, backward=backward),
+            "dt [B, T, D]": _variant(engine, shape, backward=backward, gaps=True),
+            "G = 1": _variant(engine, shape, backward=backward, blocks=1),
+            "plain, N = 64": _variant(engine, wide, backward=backward),
+            "G = 1, N = 64": _variant(engine, wide, backward=backward, blocks=1),
+        }
+        times = fastest(runs, seconds=8.0)
+        most = 1.8 if backward else 2.2
+        bounds = {"dt [B, T, D]": (1 / most, "plain"), "G = 1": (1.5, "plain")}
+        bounds["G = 1, N = 64"] = (4.0, "plain, N = 64")
+        for name, (least, other) in bounds.items():
+            ratio = times[other] / times[name]
+            case = f"{name}, {kind}, {shape}: {1e3 * times[name]:.1f} ms"
+            against = f"{other}: {1e3 * times[other]:.1f} ms"
+            yield Goal(case, against, ratio, f">= {least:.2f} x", ratio >= least)
+    yield _smoothing(engine, shape._replace(T=256))
+
+
+def _variant(
+    engine: str, shape: Shape, *, backward: bool, blocks: int | None = None, gaps: bool = False
+) -> Callable[[], None]:
+    """A pass of the scan with dynamics of ``blocks`` blocks, and with time between tokens."""
+    *tokens, a_bar, p_bar = make_inputs(shape, grad=backward)
+    a_bar, p_bar = (x.detach()[:blocks].requires_grad_(backward) for x in (a_bar, p_bar))
+    inputs: list[Tensor] = [*tokens, a_bar, p_bar]
+    dt = None
+    if gaps:
+        dt = (0.5 + tokens[2].detach().abs()).requires_grad_(backward)  # of the shape of v
+    leaves = inputs if dt is None else [*inputs, dt]
+    upstream = torch.ones_like(tokens[2])
+
+    def one_pass() -> None:
+        with contextlib.nullcontext() if backward else torch.no_grad():
+            y = kla_scan(*inputs, dt=dt, engine=engine).y
+        if backward:
+            torch.autograd.grad(y, leaves, upstream)
+
+    return one_pass
+
+
+def _smoothing(engine: str, shape: Shape) -> Goal:
+    inputs = make_inputs(shape, grad=False)
+
+    def smooth() -> None:
+        kla_smooth(*inputs)
+
+    times = fastest({"filter": scan_pass(inputs, engine, backward=False), "smooth": smooth})
+    ratio = times["smooth"] / times["filter"]
+    case = f"smoothing, forward, {shape}: {1e3 * times['smooth']:.1f} ms"
+    return Goal(case, f"filtering: {1e3 * times['filter']:.1f} ms", ratio, "<= 3 x", ratio <= 3)
 
 
 def _step_speed_up(engine: str) -> Goal:
