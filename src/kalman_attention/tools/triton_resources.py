@@ -138,11 +138,16 @@ def variants() -> Iterator[Variant]:
         yield variant._replace(N=SLOTS[1])
         yield variant._replace(share=SLOTS[0], what="one block of slots")
         yield variant._replace(share=4, what="blocks of four slots")
+        yield variant._replace(gaps=True, what="gaps")
+        yield variant._replace(gaps=True, tokens=torch.float64, what="gaps")
+        yield variant._replace(gaps=True, share=4, what="gaps, blocks of four slots")
     for variant in others:
         yield variant
         yield variant._replace(tokens=torch.float64)
         if variant.kernel is not sum_kernel:
             yield variant._replace(share=4, what="blocks of four slots")
+        if any(p.name == "dt" for p in variant.kernel.params):
+            yield variant._replace(gaps=True, what="gaps")
 
 
 def resources(architectures: Sequence[str]) -> list[KernelResources]:
