@@ -25,7 +25,7 @@ constexpr int kBackwardThreads = C::kDouble ? 64 : 128;
 template <class C>
 constexpr int kPart = C::kDouble ? 4 : 8;
 template <class C>
-constexpr int kBackwardBlocks = C::kShared || C::kGaps ? 3 : 4;
+constexpr int kBackwardBlocks = C::kGaps ? 3 : C::kShared ? 2 : 4;
 
 template <class C>
 using BackwardLanes = Lanes<C, kBackwardSlots<C>, kBackwardThreads<C>>;

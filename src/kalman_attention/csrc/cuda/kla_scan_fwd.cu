@@ -13,7 +13,7 @@ constexpr int kForwardThreads = 128, kForwardSlots = 4, kLinkThreads = 128;
 constexpr int kStepThreads = 128, kStepWarps = kStepThreads / 32;
 // Blocks per multiprocessor: as many as the registers allow without spills.
 template <class C>
-constexpr int kForwardBlocks = C::kDouble ? (C::kGaps ? 2 : 3) : (C::kGaps ? 5 : 8);
+constexpr int kForwardBlocks = C::kDouble ? (C::kGaps ? 2 : 3) : C::kGaps ? 5 : C::kShared ? 6 : 8;
 template <class C>
 constexpr int kSummaryBlocks = C::kDouble ? 2 : 4;
 template <class C>
