@@ -33,6 +33,9 @@ FLOAT32 = {
     "gated_deltanet": ["decay.A_log", "decay.dt_bias"],
     "negative_eigenvalues": ["decay.A_log", "decay.dt_bias"],
     "mlstm": ["gates.weight", "gates.bias"],
+    "lstm": [
+        f"recurrence.{kind}_{part}_l0" for kind in ("weight", "bias") for part in ("ih", "hh")
+    ],
 }
 STATE_SPACE = {name: [p for p in own if p.startswith("decay.")] for name, own in FLOAT32.items()}
 every_mixer = pytest.mark.parametrize("name", MIXERS)
@@ -189,7 +192,7 @@ def test_short_types(name):
     assert short.step(x[:, 0].bfloat16(), found.state).y.dtype == torch.bfloat16
 
 
-@every_matrix
+@every_mixer
 def test_states_and_gates_stay_float32(name):
     layer = make(name, torch.bfloat16)
     kept = [key for key, p in layer.named_parameters() if p.dtype == torch.float32]
@@ -199,7 +202,7 @@ def test_states_and_gates_stay_float32(name):
     assert {z.dtype for z in recurrent} == {torch.float32}
 
 
-@every_matrix
+@every_mixer
 def test_autocast_leaves_the_recurrence_alone(name):
     layer, x = make(name, torch.float32), tokens(1, 40, dtype=torch.float32)
     expected = layer.mix(x)

@@ -13,13 +13,20 @@ from tests.models.small import PLANS, small, text
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"prior": "learned"}, {"shared_slots": 2}, {"step_rank": 2}]
+    "options",
+    [
+        {},
+        {"prior": "learned"},
+        {"shared_slots": 2},
+        {"step_rank": 2},
+        {"shared_slots": 2, "num_reflections": 1},
+    ],
 )
 def test_gain_is_the_share_of_the_belief_replaced(options):
     model, x = small("kla", kla=options), torch.randn(2, 7, 16)
     layer = model.blocks[0].mixer
     found = layer.read(x)
-    _, k, v, lam_v, dt = found.evidence
+    _, k, v, lam_v, dt = found.evidence[:5]
     (a_bar, p_bar, (_, s)), shares = layer.prior(2), []
     for t in range(7):
         phi, _ = token_evidence(k[:, t], v[:, t], lam_v[:, t])

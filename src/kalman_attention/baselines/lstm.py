@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from kalman_attention._typing import Mask
 from kalman_attention.baselines.matrix_mixer import MatrixMixer
+from kalman_attention.nn.float32 import KeepsFloat32, at_least_float32, widened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +49,16 @@ class LSTMState(NamedTuple):
     """What the layer carries from one call to the next.
 
     Attributes:
-        hidden: the output h of the last token, ``[R, D]``.
-        cell: the memory c, ``[R, D]``.
+        hidden: the output h of the last token, ``[R, D]``, at least float32.
+        cell: the memory c, ``[R, D]``, at least float32.
     """
 
     hidden: Tensor
     cell: Tensor
 
 
-class Recurrence(nn.LSTM):
-    """torch's LSTM with one layer, the start of the forget gate, and rows first.
+class Recurrence(KeepsFloat32, nn.LSTM):
+    """torch's LSTM with one layer, the start of the forget gate, and rows first; at least float32.
 
     Args:
         config: options of the mixer.
@@ -65,7 +66,8 @@ class Recurrence(nn.LSTM):
 
     def __init__(self, config: LSTMConfig) -> None:
         self.config = config
-        super().__init__(config.d_model, config.width, batch_first=True)
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        super().__init__(config.d_model, config.width, batch_first=True, dtype=dtype)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -101,26 +103,29 @@ class LSTM(MatrixMixer):
     ) -> LSTMState:
         """Zeros; the size does not depend on ``capacity``."""
         like = self._like(like)
-        return LSTMState(*(like.new_zeros(batch_size, self.config.width) for _ in range(2)))
+        zeros = like.new_zeros(batch_size, self.config.width, dtype=at_least_float32(like.dtype))
+        return LSTMState(zeros, torch.zeros_like(zeros))
 
     def _mix(
         self, x: Tensor, state: LSTMState, mask: Mask | None, *, parallel: bool
     ) -> tuple[Tensor, LSTMState]:
-        state = LSTMState(*(z.to(x.dtype) for z in state))
+        dtype, rows = x.dtype, []
+        x, *widest = widened(x, *state)
+        state = LSTMState(*widest)
         if x.shape[1] == 0:
-            return self.out_proj(x.new_zeros(len(x), 0, self.config.width)), state
+            return self.out_proj(x.new_zeros(len(x), 0, self.config.width, dtype=dtype)), state
         if mask is None:
             h, state = self._run(x, state)
-            return self.out_proj(h), state
-        rows = []
+            return self.out_proj(h.to(dtype)), state
         for t in range(x.shape[1]):
             h, after = self._run(x[:, t : t + 1], state)
             real = mask[:, t].unsqueeze(-1)
             pairs = zip(after, state, strict=True)
             state = LSTMState(*(torch.where(real, new, old) for new, old in pairs))
             rows.append(h)
-        return self.out_proj(torch.cat(rows, 1)), state
+        return self.out_proj(torch.cat(rows, 1).to(dtype)), state
 
     def _run(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
-        h, last = self.recurrence(x, tuple(z.unsqueeze(0).contiguous() for z in state))
+        with torch.autocast(x.device.type, enabled=False):
+            h, last = self.recurrence(x, tuple(z.unsqueeze(0).contiguous() for z in state))
         return h, LSTMState(*(z.squeeze(0) for z in last))
