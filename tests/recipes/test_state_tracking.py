@@ -64,7 +64,9 @@ def test_cells_differ_in_model_group_depth_and_seed_only():
         assert run.model.vocab_size == make_task(labels["task"]).vocab_size
         assert f"{len(run.model.layers)}blocks" == labels["depth"]
         first = next(c.run for c in found if c.labels["task"] == labels["task"])
-        training = dataclasses.replace(run.training, seed=first.training.seed)
+        updates = {"seed": 0, "max_steps": 2_000, "eval_every": 100}
+        assert run.training.max_steps == (6_000 if labels["model"] == "lstm" else 2_000)
+        training = dataclasses.replace(run.training, **updates)
         assert dataclasses.replace(run, model=first.model, training=training) == first
 
 

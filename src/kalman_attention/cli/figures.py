@@ -45,6 +45,7 @@ def state_tracking(results: Sequence[dict[str, Any]], scale: Scale, folder: Path
             for name in setting.models
         }
         for task in setting.tasks
+        if any(result["labels"]["task"] == task for result in results)
     }
     paths = _over_length(lengths, panels, setting.seq_len, folder)
     if not paths:
@@ -53,11 +54,19 @@ def state_tracking(results: Sequence[dict[str, Any]], scale: Scale, folder: Path
     from kalman_attention.plots.state_tracking import plot_fewest_blocks
 
     task = "a5" if "a5" in setting.tasks else setting.tasks[0]
-    fewest = {
+    found = {
         name: [tracking.fewest_blocks(results, setting, name, task, length) for length in lengths]
         for name in setting.models
-        if tracking.accuracies(results, name, task, depth)
     }
+    # More blocks than were tried may solve a length: nothing is said before all depths are there.
+    fewest = {
+        name: blocks
+        for name, blocks in found.items()
+        if None not in blocks
+        or all(tracking.accuracies(results, name, task, n) for n in setting.depths)
+    }
+    if not fewest:
+        return paths
     blocks = plot_fewest_blocks(lengths, fewest, max(setting.depths))
     return paths + save_figure(blocks, folder / "fewest_blocks.png")
 
@@ -83,6 +92,8 @@ def _over_length(
         from kalman_attention.plots.files import save_figure
         from kalman_attention.plots.state_tracking import plot_accuracy_over_length
     except ModuleNotFoundError:
+        return []
+    if not panels:
         return []
     figure = plot_accuracy_over_length(lengths, panels, trained)
     return save_figure(figure, folder / "accuracy_over_length.png")

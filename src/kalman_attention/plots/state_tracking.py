@@ -19,8 +19,10 @@ def plot_accuracy_over_length(
     figure, row = plt.subplots(
         1, len(panels), figsize=(4.2 * len(panels), 3.6), layout="constrained", squeeze=False
     )
+    names = [*dict.fromkeys(name for models in panels.values() for name in models)]
     for axes, (title, models) in zip(row[0], panels.items(), strict=True):
-        for i, (name, shares) in enumerate(models.items()):
+        for name, shares in models.items():
+            i = names.index(name)
             points = [(n, 100 * x) for n, x in zip(lengths, shares, strict=True) if x is not None]
             if points:
                 axes.plot(*zip(*points, strict=True), "o-", color=f"C{i}", label=name)
@@ -30,8 +32,13 @@ def plot_accuracy_over_length(
         axes.set(title=title, xlabel="length", ylim=(-3, 103))
         axes.grid(alpha=0.3)
     row[0][0].set_ylabel("whole sequences right, %")
-    handles, labels = row[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
+    shown = [
+        pair for axes in row[0] for pair in zip(*axes.get_legend_handles_labels(), strict=True)
+    ]
+    lines = {label: handle for handle, label in shown}  # one line per model, wherever it is
+    figure.legend(
+        [*lines.values()], [*lines], loc="outside right center", frameon=False, fontsize=8
+    )
     return figure
 
 
