@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 WITH_CODE = [
     "README.md",
     "docs/baselines.md",
+    "docs/huggingface.md",
     "docs/pretraining.md",
     "docs/state_tracking.md",
     "docs/training.md",
