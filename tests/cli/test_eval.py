@@ -79,6 +79,21 @@ def test_bits_per_byte_of_a_text(tmp_path, capsys):
     assert "windows of 4 by 2; posterior samples: 3" in capsys.readouterr().out
 
 
+def test_weights_in_bfloat16(tmp_path):
+    checkpoint(tmp_path / "m")
+    path = tmp_path / "text.txt"
+    path.write_text("the filter believes noisy values a little " * 8)
+    found = []
+    for options in ([], ["--dtype", "bfloat16"]):
+        out = tmp_path / "out.json"
+        given = ["eval", str(tmp_path / "m"), "--text", str(path), "--out", str(out)]
+        assert main([*given, *options]) == 0
+        [score] = json.loads(out.read_text())["texts"].values()
+        found.append(score["bits_per_byte"])
+    assert found[0] == pytest.approx(found[1], rel=0.02)
+    assert found[0] != found[1]
+
+
 def test_bits_per_byte_of_shards(tmp_path, capsys):
     checkpoint(tmp_path / "m")
     out = tmp_path / "r.json"

@@ -53,6 +53,16 @@ def test_the_engine_is_the_users_choice(folder, capsys, monkeypatch):
     assert "did you mean 'reference'?" in capsys.readouterr().err
 
 
+def test_weights_in_bfloat16(folder, capsys):
+    text = tokenizer()
+    ids = torch.tensor([[text.bos, *text.encode("the filter")]])
+    short = model().bfloat16()
+    want = short.generate(ids, max_new_tokens=8, stop_token=text.bos).tokens[0].tolist()
+    found = said(capsys, folder, "the filter", *SHORT, "--temperature", "0", "--dtype", "bfloat16")
+    piece = text.stream()
+    assert found == "the filter" + "".join(piece(i) for i in want if i != text.bos) + "\n"
+
+
 def test_the_same_seed_gives_the_same_text(folder, capsys):
     given = [folder, "the", *SHORT, "--top-k", "50", "--top-p", "0.9", "--seed"]
     first = said(capsys, *given, "1")
