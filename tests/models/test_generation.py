@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from kalman_attention import load_model, save_model
 from kalman_attention.models.generation import Sampling, arrange_for_decoding
@@ -74,6 +75,22 @@ def test_short_weights_decode_with_long_beliefs(plan):
             assert block.mixer.prior.log_a.dtype == torch.float32
     assert found.logits.dtype == torch.bfloat16
     assert model.generate(ids, max_new_tokens=4).tokens.shape == (2, 4)
+
+
+@torch.no_grad()
+def test_compiled_steps_are_compiled_once():
+    model, ids = small("kla*2"), text(2, 5)
+    torch._dynamo.reset()
+    counters.clear()
+    step = torch.compile(model.step, fullgraph=True, dynamic=False, backend="eager")
+    found = model.prefill(ids)
+    tokens, states = [found.logits.argmax(-1)], found.states
+    for _ in range(6):
+        found = step(tokens[-1], states)
+        tokens, states = [*tokens, found.logits.argmax(-1)], found.states
+    # States of a prompt and of a step lie differently in memory: one graph each, none per length.
+    assert counters["stats"]["unique_graphs"] <= 2
+    assert torch.equal(torch.stack(tokens, 1), model.generate(ids, max_new_tokens=7).tokens)
 
 
 def test_stop_token():
