@@ -71,7 +71,7 @@ def test_mixers(tmp_path, capsys):
 
 @pytest.mark.parametrize(("width", "state"), [(512, 16), (64, 4), (960, 16)])
 def test_mixers_are_compared_at_equal_states(width, state):
-    for name in MIXERS:
+    for name in set(MIXERS).difference(bench_mixers.UNMATCHED):
         options = bench_mixers.matched_options(name, width, state)
         found = getattr(options, "state_size", None) or mixer_size(name, options).state
         assert found == (0 if name == "attention" else 2 * state * width), name

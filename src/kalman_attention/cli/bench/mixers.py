@@ -19,6 +19,8 @@ from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.sizes import mixer_size
 
 PASSES = {"forward": False, "forward + backward": True}
+UNMATCHED = ("lstm",)
+"""Mixers whose state has one size for each width: compared on request only."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     wrong = [name for name in args.mixers or () if name not in MIXERS]
     if wrong:
         raise ValueError(unknown("mixer", wrong[0], MIXERS))
-    names = args.mixers or MIXERS
+    names = args.mixers or [name for name in MIXERS if name not in UNMATCHED]
     options = {name: matched_options(name, args.width, args.state) for name in names}
     sizes = {name: mixer_size(name, options[name]) for name in options}
     layers = {name: MIXERS[name].module(options[name]) for name in options}
@@ -57,7 +59,7 @@ def matched_options(mixer: str, width: int, state: int) -> Any:
 
     The shapes are those of the paper's tables: Mamba at expand 2, GLA with keys of half the width,
     Gated DeltaNet with square heads, mLSTM with a stream of twice the width (its normaliser comes
-    on top). Attention has no fixed state.
+    on top). Attention has no fixed state, and that of an LSTM follows from its width.
 
     Args:
         mixer: its word in a plan.
