@@ -63,7 +63,7 @@ def test_mixers(tmp_path, capsys):
     assert "gated_deltanet" in capsys.readouterr().out
     data = json.loads((tmp_path / "mixers.json").read_text())
     for found in data["sweep"]["passes"].values():
-        assert set(found) == set(MIXERS)
+        assert set(found) == set(MIXERS).difference(bench_mixers.UNMATCHED)
         assert all(set(row["seconds"]) == {"8", "16"} for row in found.values())
     assert data["rivals"] == []
     assert data["sizes"]["kla"]["state"] == 2 * 4 * 16
