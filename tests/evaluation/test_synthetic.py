@@ -122,7 +122,7 @@ def test_nothing_scored_is_no_number():
 @pytest.mark.parametrize("name", TASKS)
 def test_right_answers_score_one_in_every_metric(name):
     task = make_task(name, **TASKS[name].SHORT)
-    rows = task.generate("test", count=30)
+    rows = task.generate("test", count=min(30, task.size("test")))
     metrics = metrics_for(task)
     assert {"macro_accuracy", "token_accuracy"} <= set(metrics)
     for metric in metrics.values():
