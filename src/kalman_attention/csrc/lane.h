@@ -24,16 +24,17 @@ KLA_LANE V information(V v, V lam_v) {
   return lam_v == 0 ? V{} : lam_v * v;
 }
 
-// The decay a of a step that is known by what it takes away, u = 1 - a: a x is x - u x, which keeps the
-// digits of many small steps. It may stand wherever a decay does.
+// The decay a of a step over a gap, as one number: what it takes away, w = 1 - a, over a short gap, where
+// a x is x - w x and keeps the digits of many small steps; and w = -a over a long one, where 1 - a would not
+// have those of a. It may stand wherever a decay does.
 template <class V>
 struct Fading {
-  V u;
+  V w;
 };
 
 template <class V>
 KLA_LANE V operator*(Fading<V> a, V x) {
-  return x - a.u * x;
+  return (a.w < 0 ? V{} : x) - a.w * x;
 }
 
 // What a token does to a variance, for all slots that share it.

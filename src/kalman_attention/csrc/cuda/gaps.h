@@ -1,9 +1,9 @@
 // Decay and noise of a step: one for all tokens, or over the time that passes before each of them.
 //
-// The decay over a gap is kept as what it takes away, u = 1 - exp(-L dt) with L = -log a_bar, which has all
-// its digits where steps are small; so has the time h that the noise of a gap counts for, the integral of
+// The decay over a short gap is kept as what it takes away, u = 1 - exp(-L dt) with L = -log a_bar, which has
+// all its digits where steps are small; so has the time h that the noise of a gap counts for, the integral of
 // exp(-2 L t) from 0 to dt = u (1 - u / 2) / L. The noise of a gap is p_bar h(dt) / h(1). Without decay
-// u = 0 and h = dt; a gap of 0 has u = h = 0, so that a step over it changes nothing.
+// u = 0 and h = dt; a gap of 0 has u = h = 0, so that a step over it changes nothing. See Fading in lane.h.
 #ifndef KLA_CUDA_GAPS_H
 #define KLA_CUDA_GAPS_H
 
@@ -27,7 +27,9 @@ struct Transition {
 
 template <class T>
 struct Gap {
-  T u, h;  // what it takes away, and the time that its noise counts for
+  T w, h;  // the decay as a Fading has it, and the time that its noise counts for
+
+  KLA_DEVICE T decay() const { return w < 0 ? -w : T(1) - w; }
 };
 
 // Below this exponent the mean of exp(-x) over [0, z] is summed as a series, above it is as written; terms
@@ -43,9 +45,11 @@ KLA_DEVICE Gap<T> gap(T L, T half, T dt) {
   KLA_UNROLL
   for (int j = kMeanTerms<T>; j > 0; --j) series = T(1) - z * (T(1) / T(j + 1)) * series;
   const bool small = z < T(0.5);
-  const T u = small ? z * series : T(1) - exponential(-z);
+  // Nothing is left of what decays by more than the smallest number, but the sign must stay.
+  const T left = exponential(-(z < T(80) ? z : T(80)));
+  const T u = small ? z * series : T(1) - left;
   const T time = small ? dt * series : 2 * (u * half);
-  return {u, time - T(0.5) * (u * time)};
+  return {small ? u : -left, time - T(0.5) * (u * time)};
 }
 
 template <class T>
@@ -54,7 +58,7 @@ constexpr int kMomentTerms = sizeof(T) == 8 ? 19 : 12;
 // The integral of t exp(-2 L t) from 0 to dt, that is how h falls with 2 L; a series below exponent 1.
 template <class T>
 KLA_DEVICE T gap_moment(T L, T half, T dt, const Gap<T>& gap) {
-  const T y = 2 * (L * dt), a = T(1) - gap.u;
+  const T y = 2 * (L * dt), a = gap.decay();
   T series = T(1);
   KLA_UNROLL
   for (int j = kMomentTerms<T>; j > 0; --j) series = T(1) - y * (T(j + 1) / T(j * (j + 2))) * series;
@@ -87,7 +91,7 @@ struct Dynamics<T, true, OWN> {
 
   KLA_DEVICE Transition<Fading<T>, T> step(int o, T dt) const {
     const Gap<T> gap = over(o, dt);
-    return {{gap.u}, p[o] * gap.h};
+    return {{gap.w}, p[o] * gap.h};
   }
 };
 

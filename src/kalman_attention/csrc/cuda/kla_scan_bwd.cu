@@ -199,7 +199,7 @@ template <class T, int O>
 KLA_DEVICE void dynamics_back(const Dynamics<T, true, O>& x, int o, T dt, T s, T mu_g, T dP, T& dL, T& dp,
                               T& ddt) {
   const Gap<T> gap = x.over(o, dt), one = x.over(o, T(1));
-  const T a = T(1) - gap.u, L = x.a[o];
+  const T a = gap.decay(), L = x.a[o];
   // How the noise p_bar h(dt) / h(1) falls with 2 L; nothing for a gap of one unit.
   const T fall = gap_moment<T>(L, x.half[o], dt, gap) - gap_moment<T>(L, x.half[o], T(1), one) * (x.unit[o] * gap.h);
   dL -= dt * (a * mu_g) + 2 * dP * (s * (dt * (a * a)) + x.p[o] * fall);

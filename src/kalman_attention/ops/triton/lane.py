@@ -48,8 +48,14 @@ def seen(v, lam_v):
 
 @triton.jit
 def faded(a, x, GAPS: tl.constexpr):
-    """What is left of x: a x, or x - u x where a is u, which keeps the digits of small steps."""
-    return x - a * x if GAPS else a * x
+    """What is left of x: a x, with gaps by the number that ``over_gap`` keeps for a."""
+    return tl.where(a < 0.0, 0.0, x) - a * x if GAPS else a * x
+
+
+@triton.jit
+def decay_of(w):
+    """The decay that ``over_gap`` keeps as w."""
+    return tl.where(w < 0.0, -w, 1.0 - w)
 
 
 @triton.jit
@@ -63,7 +69,10 @@ def filter_step(a, p, phi, b, s, mu, GAPS: tl.constexpr):
 
 @triton.jit
 def over_gap(L, half, dt):
-    """What a gap takes away, u = 1 - exp(-L dt), and the time h that its noise counts for.
+    """The decay over a gap as one number w, and the time h that its noise counts for.
+
+    Over a short gap w is what it takes away, u = 1 - exp(-L dt), which keeps the digits of many
+    small steps; over a long one it is minus what is left, whose digits 1 - u would not have.
 
     h is the integral of exp(-2 L t) from 0 to dt, that is u (1 - u / 2) / L, and dt without decay;
     ``half`` is 1 / (2 L). Below an exponent of 1/2 both come from a series, where 1 - exp would
@@ -74,13 +83,15 @@ def over_gap(L, half, dt):
     series = tl.full(z.shape, 1.0, z.dtype)
     for i in tl.static_range(TERMS):
         series = 1.0 - z * (1.0 / (TERMS + 1 - i)) * series
-    u = tl.where(z < 0.5, z * series, 1.0 - tl.exp(-z))
+    # Nothing is left of what decays by more than the smallest number, but the sign must stay.
+    left = tl.exp(-tl.minimum(z, 80.0))
+    u = tl.where(z < 0.5, z * series, 1.0 - left)
     time = tl.where(z < 0.5, dt * series, 2.0 * (u * half))
-    return u, time - 0.5 * (u * time)
+    return tl.where(z < 0.5, u, -left), time - 0.5 * (u * time)
 
 
 @triton.jit
-def gap_moment(L, half, dt, u, h):
+def gap_moment(L, half, dt, w, h):
     """The integral of t exp(-2 L t) from 0 to dt: how h falls with 2 L."""
     TERMS: tl.constexpr = 19 if L.dtype == tl.float64 else 12
     y = 2.0 * (L * dt)
@@ -88,7 +99,7 @@ def gap_moment(L, half, dt, u, h):
     for i in tl.static_range(TERMS):
         # In one expression: a name would make a float32 of the ratio.
         series = 1.0 - y * ((TERMS - i + 1.0) / ((TERMS - i) * (TERMS - i + 2.0))) * series
-    a = 1.0 - u
+    a = decay_of(w)
     return tl.where(y < 1.0, 0.5 * (dt * (dt * series)), (h - dt * (a * a)) * half)
 
 
@@ -99,11 +110,11 @@ def gap_adjoint(L, half, unit, p, dt, s, mu_g, dP):
     mu_g is the sum of mu dm over the slots of a block, dm the gradient of the predicted mean.
     """
     one = tl.full(dt.shape, 1.0, dt.dtype)
-    u, h = over_gap(L, half, dt)
-    u_1, h_1 = over_gap(L, half, one)
-    a = 1.0 - u
+    w, h = over_gap(L, half, dt)
+    w_1, h_1 = over_gap(L, half, one)
+    a = decay_of(w)
     # The noise of a gap is p_bar h(dt) / h(1): it does not change with L for a gap of one unit.
-    fall = gap_moment(L, half, dt, u, h) - gap_moment(L, half, one, u_1, h_1) * (unit * h)
+    fall = gap_moment(L, half, dt, w, h) - gap_moment(L, half, one, w_1, h_1) * (unit * h)
     dL = -(dt * (a * mu_g)) - 2.0 * dP * (s * (dt * (a * a)) + p * fall)
     ddt = a * (a * ((p - 2.0 * L * s) * dP)) - L * (a * mu_g)
     return dL, unit * h * dP, ddt

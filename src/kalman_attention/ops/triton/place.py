@@ -168,5 +168,5 @@ def step_to(a, p, half, dt, dt_sb, dt_st, dt_sd, row, t, d, keep_d):
         return a, p
     else:
         gap = gap_before(dt, dt_sb, dt_st, dt_sd, row, t, d, keep_d, p.dtype)
-        u, h = over_gap(a, half, gap)
-        return u, p * h
+        w, h = over_gap(a, half, gap)
+        return w, p * h
