@@ -138,12 +138,12 @@ class Mixer(nn.Module):
             require_mask(mask, tuple(x.shape[:-1]), "[B, T]" if axes == 3 else "[B]")
 
 
-class Skip(nn.Module):
-    """y + weight u: a path past the recurrence, with a weight per channel.
+class ChannelVector(nn.Module):
+    """A learned number per channel, with a start to choose.
 
     Args:
         width: number of channels.
-        start: initial weight.
+        start: initial value.
     """
 
     parameter_group: ClassVar[str] = "vector"
@@ -155,40 +155,25 @@ class Skip(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set all weights to their start."""
+        """Set all numbers to their start."""
         if self.weight.is_meta:
             return  # nothing to start, and torch would import its compiler for it
         nn.init.constant_(self.weight, self.start)
+
+
+class Skip(ChannelVector):
+    """y + weight u: a path past the recurrence."""
 
     def forward(self, y: Tensor, u: Tensor) -> Tensor:
         """Add the stream u, ``[..., D]`` both; leading axes broadcast."""
         return torch.addcmul(y, u, self.weight.to(y.dtype))
 
 
-class Bias(nn.Module):
-    """x + weight: a bias of its own, with a start to choose.
-
-    Args:
-        width: number of channels.
-        start: initial value.
-    """
-
-    parameter_group: ClassVar[str] = "vector"
-
-    def __init__(self, width: int, start: float = 0.0) -> None:
-        super().__init__()
-        self.start = start
-        self.weight = nn.Parameter(torch.empty(width))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Set all to their start."""
-        if self.weight.is_meta:
-            return  # nothing to start, and torch would import its compiler for it
-        nn.init.constant_(self.weight, self.start)
+class Bias(ChannelVector):
+    """x + weight."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the bias to ``[..., width]``."""
+        """Add the bias to ``[..., D]``."""
         return x + self.weight.to(x.dtype)
 
 
