@@ -27,7 +27,7 @@ struct Blocks : Summary<GAPS> {
         lv[w] = information<V>(load_any<V>(rows.v.at(j, d + w * L)), lam_v[w]);
         if (GAPS) dt[w] = load_any<V>(rows.dt.at(j, d + w * L));
         y_acc[w] = var_acc[w] = V{};
-        rows.prefetch(j, d + X + w * L);
+        rows.template prefetch<VAR, GAPS>(j, d + X + w * L);
       }
       const T *k = in.k + j * in.N, *q = in.q + j * in.N;
       for (int64_t g = 0; g < in.G; ++g, k += m, q += m) {
@@ -62,7 +62,7 @@ struct Blocks : Summary<GAPS> {
   static int64_t path_fields(int64_t slots, int64_t m) { return slots / m * (kBlockPathMu + m); }
 
   // Repeats the forward steps of the blocks of slots [n0, n1) and keeps what the adjoint needs of each.
-  template <class T, int W, int>
+  template <class T, int W, int, bool ADJOINT = true>
   static void replay(const Stage<T>& in, const ChannelRows<T>& rows, const Tiles<T, W>& state, int64_t d,
                      int64_t n0, int64_t n1, T* path) {
     using V = Vec<T>;
@@ -82,7 +82,7 @@ struct Blocks : Summary<GAPS> {
         lv[w] = information<V>(load_any<V>(rows.v.at(j, d + w * L)), lam_v[w]);
         if (GAPS) dt[w] = load_any<V>(rows.dt.at(j, d + w * L));
       }
-      rows.prefetch_replay(j, d + X);
+      rows.template prefetch_replay<GAPS>(j, d + X);
       const T* k = in.k + j * in.N + n0;
       for (int64_t g = g0; g < g1; ++g, k += m) {
         T* now = path + (g - g0) * fields;
@@ -92,7 +92,7 @@ struct Blocks : Summary<GAPS> {
           T* at = now + w * L;
           const auto to = dynamics<GAPS, T, X>(state.block(d, g) + w * L, dt[w]);
           const auto next = filter_block<V>(to, k2 * lam_v[w], lv[w], load(at + kBlockPathS * X));
-          store(at + kBlockPathR * X, next.r);
+          if (ADJOINT) store(at + kBlockPathR * X, next.r);
           store(at + step + kBlockPathS * X, next.s);
           keep[w] = next.keep;
           gain[w] = next.gain;
@@ -125,7 +125,7 @@ struct Blocks : Summary<GAPS> {
         dy[w] = load_any<V>(rows.dy.at(j, d + w * L));
         dy_var[w] = VAR ? load_any<V>(rows.dy_var.at(j, d + w * L)) : V{};
       }
-      rows.prefetch_adjoint(j, d + X);
+      rows.template prefetch_adjoint<VAR, GAPS>(j, d + X);
       sums.template load_token<W>(sums.acc_v, j, n0, acc_v);
       sums.template load_token<W>(sums.acc_lam, j, n0, acc_lam);
       if (GAPS) sums.template load_token<W>(sums.acc_dt, j, n0, acc_dt);

@@ -20,18 +20,14 @@ struct Steady {
   KLA_METHOD V predicted(V s) const { return a * (a * s) + p; }
 };
 
-// The same over a gap: what is left of a variance, a^2, and lost of it, 1 - a^2, make room for as much of the
-// variance s_inf that the prior relaxes to. Over a short gap (near = 1) the change is what is computed:
-// the digits of 1 - a^2 are not those of a^2, and over many short gaps they add up.
+// The same over a gap: a variance moves towards s_inf, which the prior relaxes to, by 1 - a^2 of the way. Over a
+// short gap (near = 1) the change is what is computed, since the digits of 1 - a^2 are not those of a^2, and over
+// many short gaps they add up; over a long one what is left of the distance.
 template <class V>
 struct Passed {
-  V a, near, lost, s_inf;
+  V a, near, share, lost, s_inf;  // e^u, its power of two, a^2 - 1 of a short gap and a^2 of a long one, 1 - a^2
   KLA_METHOD V noise() const { return s_inf * lost; }
-  KLA_METHOD V predicted(V s) const {
-    V left = near == 1 ? s : (a * a) * s;
-    V from = near == 1 ? s : V{};
-    return left + lost * (s_inf - from);
-  }
+  KLA_METHOD V predicted(V s) const { return (near == 1 ? s : s_inf) + share * (s - s_inf); }
 };
 
 // filter_step of lane.h with such dynamics, its products in the shortest chain.
@@ -41,6 +37,14 @@ KLA_INLINE FilterStep<V> filter_token(const Dynamics& to, V phi, V b, V s, V mu)
   V r = 1 / (1 + phi * P);
   V s_new = P * r;
   return {s_new, (to.a * r) * mu + s_new * b, r};
+}
+
+// The same where the predicted mean m is there anyway: one product less.
+template <class V, class Dynamics>
+KLA_INLINE FilterStep<V> filter_predicted(const Dynamics& to, V phi, V b, V s, V m) {
+  V P = to.predicted(s);
+  V r = 1 / (1 + phi * P);
+  return {P * r, (m + P * b) * r, r};
 }
 
 // A token for a block of slots that share a variance (filtering/blocks.py). A slot's mean is then
@@ -78,10 +82,11 @@ struct DecayPolynomial {
 
 template <class V>
 struct Decay {
-  V u, near, rest, beyond;  // e^u = near + rest, near a power of two; rest - u where near is 1
+  V u, near, part, beyond;  // e^u = near (1 + part), near a power of two; part - u where near is 1
 
-  KLA_METHOD V whole() const { return near + rest; }
-  KLA_METHOD V minus_one() const { return rest + (near - 1); }
+  KLA_METHOD V whole() const { return near + near * part; }
+  KLA_METHOD V lost(V left) const { return near == 1 ? -change() : 1 - left; }  // 1 - e^(2 u)
+  KLA_METHOD V change() const { return part * (2 + part); }                     // its negative over a short gap
 };
 
 // One part of ln 2 is enough: u is a rounded product already, and for n = 0 it is not used.
@@ -95,26 +100,21 @@ KLA_INLINE Decay<Vec<T>> decay(Vec<T> u) {
   const Vec<T> r = u - (shifted - kShift) * T(0.69314718055994530942);
   const Vec<T> near = (Vec<T>)((Int)shifted << C::kMantissa);
   const Vec<T> beyond = (r * r) * DecayPolynomial<T, 0>::of(r);
-  return {u, near, near * (r + beyond), beyond};
+  return {u, near, r + beyond, beyond};
 }
 
 // Of the channels that are left over.
 template <class T>
 KLA_INLINE Decay<T> decay_of(T u) {
-  return u > T(-0.3) ? Decay<T>{u, T(1), std::expm1(u), T(0)} : Decay<T>{u, T(0), std::exp(u), T(0)};
+  return u > T(-0.3) ? Decay<T>{u, T(1), std::expm1(u), T(0)} : Decay<T>{u, std::exp(u), T(0), T(0)};
 }
 KLA_INLINE Decay<Vec<float>> decay_of(Vec<float> u) { return decay<float>(u); }
 KLA_INLINE Decay<Vec<double>> decay_of(Vec<double> u) { return decay<double>(u); }
 
-// 1 - e^(2 u), from w = e^u - 1.
-template <class V>
-KLA_INLINE V lost(V w) {
-  return -(w * (2 + w));
-}
-
 template <class V>
 KLA_INLINE Passed<V> passed(const Decay<V>& gap, V s_inf) {
-  return {gap.whole(), gap.near, lost<V>(gap.minus_one()), s_inf};
+  const V a = gap.whole(), left = a * a;
+  return {a, gap.near, gap.near == 1 ? gap.change() : left, gap.lost(left), s_inf};
 }
 
 // The step to a token, from the fields of its block in a tile of X lanes; dt is read with GAPS only.
@@ -130,14 +130,14 @@ KLA_INLINE auto dynamics(const T* lane, Vec<T> dt) {
 template <class T, int X>
 KLA_INLINE Vec<T> add_gap(T* lane, const Decay<Vec<T>>& gap, Vec<T> a, Vec<T> du, Vec<T> dP) {
   using V = Vec<T>;
-  const V l = load(lane + kA * X), w = gap.minus_one(), left = a * a, share = lost<V>(w);
+  const V l = load(lane + kA * X), left = a * a, share = gap.lost(left), left_u = 2 * gap.u * left;
   const V noise = load(lane + kP * X) * dP;
-  // How the noise grows with the rate, 1 - (1 + y) e^-y with y = -2 u, as y (1 - e^-y) - w^2 - 2 (w - u): no
-  // difference of numbers that agree in more than a digit. Of a fast rate only what depends on the gap,
-  // -y e^-y: the rest is nearly all of it, and would be taken off again.
-  const V beyond = gap.near == T(1) ? gap.beyond : w - gap.u;
-  const V slow = -(2 * gap.u * share + (w * w + 2 * beyond));
-  const V slope = l < T(KLA_FAST_RATE) ? 2 * gap.u * left : slow;
+  // How the noise grows with the rate, 1 - (1 + y) e^-y with y = -2 u, over a short gap as
+  // y (1 - e^-y) - w^2 - 2 (w - u): no difference of numbers that agree in more than a digit. Of a fast rate
+  // only what depends on the gap, -y e^-y: the rest is nearly all of it, and would be taken off again.
+  const V w = gap.part;
+  const V slow = gap.near == T(1) ? -(2 * gap.u * share + (w * w + 2 * gap.beyond)) : share + left_u;
+  const V slope = l < T(KLA_FAST_RATE) ? left_u : slow;
   store(lane + kDa * X, load(lane + kDa * X) + (gap.u * du - slope * noise));
   store(lane + kDp * X, load(lane + kDp * X) + share * dP);
   return l * (du - 2 * (left * noise));

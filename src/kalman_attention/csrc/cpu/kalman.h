@@ -30,12 +30,12 @@ struct Kalman : Summary<GAPS> {
         lv[w] = information<V>(load_any<V>(rows.v.at(j, d + w * L)), lam_v[w]);
         if (GAPS) dt[w] = load_any<V>(rows.dt.at(j, d + w * L));
         y_acc[w] = var_acc[w] = V{};
-        rows.prefetch(j, d + X + w * L);
+        rows.template prefetch<VAR, GAPS>(j, d + X + w * L);
       }
-      const T *k = in.k + j * in.N, *k2 = in.k2 + j * in.N, *q = in.q + j * in.N;
+      const T *k = in.k + j * in.N, *k2 = in.k2 + j * in.N, *q = in.q + j * in.N, *q2 = in.q2 + j * in.N;
       T* x = state.tile(d);
       for (int64_t n = 0; n < slots; ++n, x += kRecord) {
-        const V kn = splat(k[n]), k2n = splat(k2[n]), qn = splat(q[n]);
+        const V kn = splat(k[n]), k2n = splat(k2[n]), qn = splat(q[n]), q2n = VAR ? splat(q2[n]) : V{};
         for (int w = 0; w < W; ++w) {
           T *lane = x + w * L, *slot = lane + kForwardBlock * X;
           const auto next = filter_token<V>(dynamics<GAPS, T, X>(lane, dt[w]), k2n * lam_v[w], kn * lv[w],
@@ -43,7 +43,7 @@ struct Kalman : Summary<GAPS> {
           store(lane + kS * X, next.s);
           store(slot + kMu * X, next.mu);
           y_acc[w] += qn * next.mu;
-          if (VAR) var_acc[w] += (qn * qn) * next.s;
+          if (VAR) var_acc[w] += q2n * next.s;
         }
       }
       for (int w = 0; w < W; ++w) {
@@ -55,8 +55,8 @@ struct Kalman : Summary<GAPS> {
 
   static int64_t path_fields(int64_t slots, int64_t) { return slots * kPathFields; }
 
-  // Repeats the forward steps of slots [n0, n1) and keeps what the adjoint needs of each.
-  template <class T, int W, int SLOTS>
+  // Repeats the forward steps of slots [n0, n1) and keeps what the adjoint needs of each, or the beliefs alone.
+  template <class T, int W, int SLOTS, bool ADJOINT = true>
   static void replay(const Stage<T>& in, const ChannelRows<T>& rows, const Tiles<T, W>& state, int64_t d,
                      int64_t n0, int64_t n1, T* path) {
     using V = Vec<T>;
@@ -75,7 +75,7 @@ struct Kalman : Summary<GAPS> {
         lv[w] = lam_v[w] * v[w];
         if (GAPS) dt[w] = load_any<V>(rows.dt.at(j, d + w * L));
       }
-      rows.prefetch_replay(j, d + X);
+      rows.template prefetch_replay<GAPS>(j, d + X);
       const T *k = in.k + j * in.N + n0, *k2 = in.k2 + j * in.N + n0, *x = state.block(d, n0);
       T* at = path;
       for (int64_t n = 0; n < slots; ++n, x += kRecord, at += kPathFields * X) {
@@ -84,12 +84,13 @@ struct Kalman : Summary<GAPS> {
           const T* lane = x + w * L;
           T *now = at + w * L, *after = now + step;
           const auto to = dynamics<GAPS, T, X>(lane, dt[w]);
-          const V mu = load(now + kPathMu * X);
-          const auto next = filter_token<V>(to, k2n * lam_v[w], kn * lv[w], load(now + kPathS * X), mu);
+          const V m = to.a * load(now + kPathMu * X);
+          const auto next = filter_predicted<V>(to, k2n * lam_v[w], kn * lv[w], load(now + kPathS * X), m);
           store(after + kPathS * X, next.s);
           store(after + kPathMu * X, next.mu);
+          if (!ADJOINT) continue;
           store(now + kPathR * X, next.r);
-          store(now + kPathRest * X, remainder<V>(kn, v[w], to.a * mu, next.r));
+          store(now + kPathRest * X, remainder<V>(kn, v[w], m, next.r));
         }
       }
     }
@@ -112,12 +113,12 @@ struct Kalman : Summary<GAPS> {
         dy[w] = load_any<V>(rows.dy.at(j, d + w * L));
         dy_var[w] = VAR ? load_any<V>(rows.dy_var.at(j, d + w * L)) : V{};
       }
-      rows.prefetch_adjoint(j, d + X);
+      rows.template prefetch_adjoint<VAR, GAPS>(j, d + X);
       sums.template load_token<W>(sums.acc_v, j, n0, acc_v);
       sums.template load_token<W>(sums.acc_lam, j, n0, acc_lam);
       if (GAPS) sums.template load_token<W>(sums.acc_dt, j, n0, acc_dt);
       const int64_t slot = j * in.N + n0;
-      const T *k = in.k + slot, *k2 = in.k2 + slot, *q = in.q + slot, *at = path + j * step;
+      const T *k = in.k + slot, *k2 = in.k2 + slot, *q = in.q + slot, *q2 = in.q2 + slot, *at = path + j * step;
       T* x = state.block(d, n0);
       for (int64_t n = 0; n < slots; ++n, x += kRecord, at += kPathFields * X) {
         const V kn = splat(k[n]), k2n = splat(k2[n]), qn = splat(q[n]);
@@ -131,7 +132,7 @@ struct Kalman : Summary<GAPS> {
           dq += dy[w] * next.mu;
           if (VAR) {
             dq += (2 * qn) * (dy_var[w] * next.s);
-            ds += (qn * qn) * dy_var[w];
+            ds += q2[n] * dy_var[w];
           }
           const V s = load(now + kPathS * X), mu = load(now + kPathMu * X);
           const V rest = load(now + kPathRest * X);

@@ -53,16 +53,20 @@ struct SmoothCall {
   }
 };
 
-// Vectors per tile. Two hide the latency of the forward pass; a backward tile keeps its trajectory in L2, which
-// long vectors would fill with two.
+// Vectors per tile. Two hide the latency of the forward pass, but with long vectors one is enough where there are
+// exponentials to compute, whose constants fill the registers; a backward tile keeps its trajectory in L2,
+// which long vectors would fill with two.
 constexpr int kForwardWidth = 2, kBackwardWidth = KLA_VECTOR_BYTES == 64 ? 1 : 2;
+
+template <class M, int WIDTH>
+constexpr int kWidth = M::kGaps ? kBackwardWidth : WIDTH;
 
 // Few slots need wide tiles to have enough independent chains.
 template <template <class, class, int> class Call, int WIDTH, class M, class T, class... Args>
 int with_width(const kla_scan_params& p, const Args&... args) {
   if constexpr (M::kKnownSlots)
     if (p.N <= 2) return Call<M, T, 4>::run(p, args...);
-  return Call<M, T, WIDTH>::run(p, args...);
+  return Call<M, T, kWidth<M, WIDTH>>::run(p, args...);
 }
 
 template <template <class, class, int> class Call, int WIDTH, class T, class... Args>

@@ -12,7 +12,7 @@ namespace kla {
 namespace KLA_ISA_NAMESPACE {
 
 struct Linear {
-  static constexpr bool kHasVariance = false, kKnownSlots = true, kShared = false, kSmooths = false;
+  static constexpr bool kHasVariance = false, kKnownSlots = true, kShared = false, kGaps = false, kSmooths = false;
 
   template <class T, int W, bool, int SLOTS>
   static void forward(const Stage<T>& in, const ForwardRows<T>& rows, const Tiles<T, W>& state, int64_t d) {
@@ -25,7 +25,7 @@ struct Linear {
         dt[w] = load_any<V>(rows.lam_v.at(j, d + w * L));
         dt_x[w] = dt[w] * load_any<V>(rows.v.at(j, d + w * L));
         y_acc[w] = V{};
-        rows.prefetch(j, d + X + w * L);
+        rows.template prefetch<false, false>(j, d + X + w * L);
       }
       const T *b = in.k + j * in.N, *c = in.q + j * in.N;
       T* x = state.tile(d);
@@ -92,7 +92,7 @@ struct Linear {
         dt[w] = load_any<V>(rows.lam_v.at(j, d + w * L));
         dt_x[w] = dt[w] * load_any<V>(rows.v.at(j, d + w * L));
       }
-      rows.prefetch_replay(j, d + X);
+      rows.template prefetch_replay<false>(j, d + X);
       const T *b = in.k + j * in.N + n0, *x = state.block(d, n0);
       T* at = path;
       for (int64_t n = 0; n < slots; ++n, x += kRecord, at += kPathFields * X) {
@@ -122,7 +122,7 @@ struct Linear {
         dt_x[w] = dt[w] * x_in[w];
         dy[w] = load_any<V>(rows.dy.at(j, d + w * L));
       }
-      rows.prefetch_adjoint(j, d + X);
+      rows.template prefetch_adjoint<false, false>(j, d + X);
       sums.template load_token<W>(sums.acc_v, j, n0, acc_v);
       sums.template load_token<W>(sums.acc_lam, j, n0, acc_lam);
       const int64_t slot = j * in.N + n0;

@@ -15,6 +15,12 @@ template <class Filter>
 struct Smoother : Filter {
   static constexpr bool kKnownSlots = false, kSmooths = true;
 
+  template <class T, int W, int SLOTS>
+  static void replay(const Stage<T>& in, const ChannelRows<T>& rows, const Tiles<T, W>& state, int64_t d,
+                     int64_t n0, int64_t n1, T* path) {
+    Filter::template replay<T, W, SLOTS, false>(in, rows, state, d, n0, n1, path);
+  }
+
   template <class T, int W, bool, int>
   static void adjoint(const Stage<T>& in, const ChannelRows<T>& rows, const Tiles<T, W>& state, int64_t d,
                       int64_t n0, int64_t n1, const T* path, bool, Sums<T>& sums) {
@@ -30,6 +36,7 @@ struct Smoother : Filter {
         lv[w] = information<V>(load_any<V>(rows.v.at(j, d + w * L)), lam_v[w]);
         dt[w] = Filter::kGaps ? load_any<V>(rows.dt.at(j, d + w * L)) : V{};
       }
+      for (const auto& x : {rows.dv, rows.dlam_v}) x.prefetch(j, d + X);
       sums.template load_token<W>(sums.acc_v, j, n0, y);
       sums.template load_token<W>(sums.acc_lam, j, n0, y_var);
       for (int64_t g = g0; g < g1; ++g) {

@@ -31,9 +31,12 @@ struct ForwardRows {
   Rows<const T> v, lam_v, dt;
   Rows<T> y, y_var;
 
+  template <bool VAR, bool GAPS>
   KLA_METHOD void prefetch(int64_t j, int64_t next) const {
     for (const auto& x : {v, lam_v}) x.prefetch(j, next);
+    if (GAPS) dt.prefetch(j, next);
     y.prefetch(j, next);
+    if (VAR) y_var.prefetch(j, next);
   }
 };
 
@@ -43,12 +46,17 @@ struct ChannelRows {
   Rows<const T> v, lam_v, dt, dy, dy_var;
   Rows<T> dv, dlam_v, ddt;
 
+  template <bool GAPS>
   KLA_METHOD void prefetch_replay(int64_t j, int64_t next) const {
     for (const auto& x : {v, lam_v}) x.prefetch(j, next);
+    if (GAPS) dt.prefetch(j, next);
   }
+  template <bool VAR, bool GAPS>
   KLA_METHOD void prefetch_adjoint(int64_t j, int64_t next) const {
     dy.prefetch(j, next);
+    if (VAR) dy_var.prefetch(j, next);
     for (const auto& x : {dv, dlam_v}) x.prefetch(j, next);
+    if (GAPS) ddt.prefetch(j, next);
   }
 };
 
