@@ -3,9 +3,16 @@
 import pytest
 import torch
 
-from kalman_attention import KLAState, discretise, kla_innovations, kla_scan_ref, kla_smooth
+from kalman_attention import (
+    KLAState,
+    discretise,
+    kla_innovations,
+    kla_scan_ref,
+    kla_smooth,
+    use_engine,
+)
 from kalman_attention.ops import cpu
-from kalman_attention.tools.selfcheck import Case, make_call
+from kalman_attention.tools.selfcheck import Call, Case, make_call
 from tests.filtering.test_smoothing import dense_path
 from tests.oracles import oracle_readout
 from tests.systems import System, assert_close, random_state, random_system
@@ -151,24 +158,54 @@ CASES = {
 }
 
 
-@pytest.mark.skipif(cpu.why_not() is not None, reason=str(cpu.why_not()))
+def smoothed(call: Call, tensors: list[torch.Tensor], engine: str) -> list[torch.Tensor]:
+    dt = tensors[8] if len(tensors) > 8 else None
+    state = KLAState(*tensors[6:8])
+    out = kla_smooth(*tensors[:6], state=state, dt=dt, engine=engine, **call.options)
+    assert out.y_var is not None
+    return [out.y, out.y_var, *out.state]
+
+
+NATIVE = pytest.param(
+    "cpu", marks=pytest.mark.skipif(cpu.why_not() is not None, reason=str(cpu.why_not()))
+)
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-def test_the_native_walk_is_the_loop(case: Case, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("engine", ["associative", NATIVE])
+def test_engines_are_the_loop(case: Case, dtype: torch.dtype, engine: str) -> None:
     call = make_call(case)
-
-    def smoothed(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        dt = tensors[8] if len(tensors) > 8 else None
-        out = kla_smooth(*tensors[:6], state=KLAState(*tensors[6:8]), dt=dt, **call.options)
-        assert out.y_var is not None
-        return [out.y, out.y_var, *out.state]
-
-    # What has to be differentiated takes the loop.
-    wanted = smoothed([x.clone().requires_grad_() for x in call.tensors])
-    assert wanted[0].requires_grad
-    got = smoothed([x.to(dtype) for x in call.tensors])
+    wanted = smoothed(call, list(call.tensors), "reference")
+    got = smoothed(call, [x.to(dtype) for x in call.tensors], engine)
     for i, (x, y) in enumerate(zip(got, wanted, strict=True)):
         if y.numel() == 0:
             continue
         allowed = 1e-9 if dtype == torch.float64 else 1e-5 if i < 2 else 1e-4
         assert (x.double() - y).abs().max() <= allowed * y.abs().max()
+
+
+@pytest.mark.parametrize("name", ["over chunks", "padding", "packed", "gaps", "both"])
+def test_gradients_in_parallel_are_those_of_the_loop(name: str) -> None:
+    call = make_call(CASES[name])
+    g = torch.Generator().manual_seed(0)
+
+    def gradients(engine: str) -> tuple[torch.Tensor, ...]:
+        leaves = [x.clone().requires_grad_() for x in call.tensors]
+        found = smoothed(call, leaves, engine)
+        g.manual_seed(0)
+        weights = [torch.randn(x.shape, generator=g, dtype=x.dtype) for x in found]
+        return torch.autograd.grad(found, leaves, weights)
+
+    for x, y in zip(gradients("associative"), gradients("reference"), strict=True):
+        assert (x - y).abs().max() <= 1e-9 * y.abs().max()
+
+
+def test_the_choice_of_an_engine() -> None:
+    x = random_system(B=1, T=3)
+    with pytest.raises(ValueError, match="'matrix' filters and does not smooth"):
+        kla_smooth(*x, engine="matrix")
+    with pytest.raises(ValueError, match="engine='associative' can"):
+        kla_smooth(*x._replace(v=x.v.clone().requires_grad_()), engine="cpu")
+    with use_engine("reference"):
+        assert_close(kla_smooth(*x), kla_smooth(*x, engine="associative"))

@@ -5,7 +5,7 @@ Arguments arrive validated; an engine never checks and never dispatches.
 """
 
 import contextlib
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from kalman_attention._typing import Belief, Dynamics, Keys, Mask, Precisions, V
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.segment import AdjointMap, FilterMap
 from kalman_attention.ops.raw import dense, rows
+
+Fields = TypeVar("Fields", bound=tuple[Any, ...])  # a NamedTuple of tensors
 
 CHUNK = 64
 """Tokens between two saved beliefs. The backward pass replays a chunk from its first belief."""
@@ -269,3 +271,8 @@ def own_types(x: Tensor) -> contextlib.AbstractContextManager[None]:
     if torch.is_autocast_enabled(x.device.type):
         return torch.autocast(x.device.type, enabled=False)
     return contextlib.nullcontext()
+
+
+def where(real: Tensor, new: Fields, old: Fields) -> Fields:
+    """Field by field: new where there is a token, old where there is none."""
+    return type(new)(*(torch.where(real, x, y) for x, y in zip(new, old, strict=True)))

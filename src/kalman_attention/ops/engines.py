@@ -227,6 +227,16 @@ def use_engine(name: str) -> Iterator[None]:
         _auto_means.pop()
 
 
+def meant(name: str) -> str:
+    """What the user chose by ``engine=`` or ``use_engine``; ``"auto"`` if nothing.
+
+    Raises:
+        ValueError: there is no such engine.
+    """
+    _require_known(name)
+    return _auto_means[-1] if name == "auto" else name
+
+
 def resolve(
     name: str,
     device: torch.device,
@@ -252,13 +262,11 @@ def resolve(
     Raises:
         ValueError: unknown name, or an engine that cannot serve the call.
     """
-    if name == "auto":
-        name = _auto_means[-1]
+    name = meant(name)
     if name == "auto":
         return _auto(device, dtype, step, gaps=gaps, slots=slots)
     if name == REFERENCE:
         return name
-    _require_known(name)
     reason = ENGINES[name].why_not(device, dtype, gaps=gaps, slots=slots)
     if reason is not None:
         other = _auto(device, dtype, step, gaps=gaps, slots=slots)

@@ -7,7 +7,7 @@ cannot be the yardstick for 65,536 tokens.)
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,9 +24,7 @@ from kalman_attention.filtering.evidence import without_gaps
 from kalman_attention.filtering.gaps import transition
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.ops.checks import check_bounds, check_scan, check_step
-from kalman_attention.ops.contract import ScanInputs, ScanOutput
-
-Fields = TypeVar("Fields", bound=tuple[Any, ...])  # a NamedTuple of tensors
+from kalman_attention.ops.contract import ScanInputs, ScanOutput, where
 
 
 def kla_scan_ref(
@@ -139,11 +137,6 @@ def filter_token(state: KLAState, token: Token) -> KLAState:
     """The belief after a token; padding leaves it as it was."""
     new = moment.step(state, token.a, token.p, token.phi, token.b)
     return new if token.real is None else where(token.real, new, state)
-
-
-def where(real: Tensor, new: Fields, old: Fields) -> Fields:
-    """Field by field: new where there is a token, old where there is none."""
-    return type(new)(*(torch.where(real, x, y) for x, y in zip(new, old, strict=True)))
 
 
 def _rows(inputs: ScanInputs, return_variance: bool) -> ScanOutput:

@@ -1,8 +1,9 @@
 """``kla_smooth`` and ``kla_innovations``: series in hindsight, and how well a model foresees them.
 
-Both are readable loops in plain torch operations, differentiated by autograd, on any device; they
-hold the belief at every token, ``[B, T, N, D]``. Smoothing of CPU tensors without gradients is a
-second walk of the native engine.
+The definitions are readable loops in plain torch operations, differentiated by autograd, on any
+device; they hold the belief at every token, ``[B, T, N, D]``. Smoothing has two engines besides:
+``ops/torch/smoothing.py``, parallel in time, and a second walk of the native one, without
+gradients.
 """
 
 from typing import NamedTuple
@@ -17,15 +18,16 @@ from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.smoothing import Future, smooth, step_back
 from kalman_attention.ops import cpu
 from kalman_attention.ops.checks import check_bounds, check_scan
-from kalman_attention.ops.contract import ScanInputs, ScanOutput
+from kalman_attention.ops.contract import CHUNK, ScanInputs, ScanOutput, own_types, where
+from kalman_attention.ops.engines import REFERENCE, meant
 from kalman_attention.ops.reference import (
     documents,
     filter_token,
     first_belief,
     join,
     tokens,
-    where,
 )
+from kalman_attention.ops.torch.smoothing import smooth_rows
 
 
 def kla_smooth(
@@ -41,13 +43,13 @@ def kla_smooth(
     mask: Mask | None = None,
     cu_seqlens: Tensor | None = None,
     acc_dtype: torch.dtype | None = None,
+    engine: str = "auto",
 ) -> ScanOutput:
     """Read the belief at each token given all tokens, those after it included.
 
     Interpolation of a series: where ``kla_scan`` says what is known up to a token, this says what
     is known in hindsight, so the variance is never larger. Arguments as for ``kla_scan``;
-    gradients flow to every floating input. Where none are needed (``torch.no_grad()``, or inputs
-    that do not require them) CPU tensors take the native engine, which is faster by far.
+    gradients flow to every floating input.
 
     Args:
         q: queries, ``[B, T, N]``.
@@ -61,26 +63,53 @@ def kla_smooth(
         mask: ``[B, T]`` bool, False for padding.
         cu_seqlens: borders of documents packed into one row; nothing passes between them.
         acc_dtype: dtype of the arithmetic.
+        engine: ``"reference"``, ``"associative"`` or ``"cpu"``. ``"auto"`` takes the native walk
+            for CPU tensors that need no gradients (``torch.no_grad()``, or inputs that do not
+            require them), which is faster by far, and otherwise ``"associative"``, or the loop for
+            a few tokens.
 
     Returns:
         ``ScanOutput(y, y_var, state)``, y_var always; ``state`` is the belief after the last token,
         as from ``kla_scan``.
     """
     inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens, acc_dtype, dt)
-    if _native(inputs):
-        if cu_seqlens is not None:
-            check_bounds(cu_seqlens, v.shape[1])
+    if cu_seqlens is not None:
+        check_bounds(cu_seqlens, v.shape[1])
+    chosen = _choose(engine, inputs)
+    if chosen == "cpu":
         found = cpu.smooth(inputs)
         return ScanOutput(found.y, found.y_var, KLAState(found.mean, found.variance))
-    return join([_smooth_rows(row) for row in documents(inputs)])
+    with own_types(v):
+        if chosen == "associative":
+            return smooth_rows(inputs)
+        return join([_smooth_rows(row) for row in documents(inputs)])
 
 
-def _native(inputs: ScanInputs) -> bool:
-    """Whether the native engine smooths: CPU tensors outside of graphs, and nothing to derive."""
-    if inputs.v.device.type != "cpu" or torch.compiler.is_compiling() or cpu.why_not() is not None:
-        return False
+def _choose(engine: str, inputs: ScanInputs) -> str:
+    name, reason = meant(engine), _not_native(inputs)
+    if name == "auto":
+        torch_engine = "associative" if inputs.v.shape[1] > CHUNK else REFERENCE
+        return torch_engine if reason else "cpu"
+    if name not in (REFERENCE, "associative", "cpu"):
+        raise ValueError(
+            f"engine {name!r} filters and does not smooth. engine='associative' does; so do 'cpu' "
+            "and 'reference'."
+        )
+    if name == "cpu" and reason:
+        raise ValueError(f"engine 'cpu' cannot smooth this: {reason}. engine='associative' can.")
+    return name
+
+
+def _not_native(inputs: ScanInputs) -> str | None:
+    """Why the native engine cannot smooth a call; None if it can."""
+    if inputs.v.device.type != "cpu":
+        return f"it runs on cpu tensors, these are on {inputs.v.device.type}"
+    if torch.compiler.is_compiling():
+        return "it does not run inside a compiled graph"
     floats = (*inputs[:8], inputs.dt)
-    return not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in floats))
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in floats):
+        return "it has no gradients, which an input requires"
+    return cpu.why_not()
 
 
 class Innovations(NamedTuple):

@@ -12,7 +12,7 @@ from torch import Tensor
 from kalman_attention.filtering import moment
 from kalman_attention.filtering.blocks import block_evidence, from_blocks, read_blocks
 from kalman_attention.filtering.moment import KLAState
-from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs, ScanResult
+from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs, ScanResult, where
 from kalman_attention.ops.torch import reverse
 from kalman_attention.ops.torch.rows import Rows, to_rows
 from kalman_attention.ops.torch.segments import chunk_filters, chunk_starts
@@ -55,9 +55,7 @@ def _replay(
     state = starts
     for t in range(CHUNK):
         phi, b = block_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
-        new = moment.step(state, *rows.dynamics(t), phi, b)
-        real = rows.real[:, :, t]
-        state = KLAState(*(torch.where(real, x, y) for x, y in zip(new, state, strict=True)))
+        state = where(rows.real[:, :, t], moment.step(state, *rows.dynamics(t), phi, b), state)
         y[:, :, t], spread = read_blocks(rows.q[:, :, t], state)
         if y_var is not None:
             y_var[:, :, t] = spread

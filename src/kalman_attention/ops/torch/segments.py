@@ -14,7 +14,7 @@ from torch import Tensor
 from kalman_attention.filtering.blocks import block_evidence
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.segment import AdjointMap, FilterMap
-from kalman_attention.ops.contract import CHUNK, ScanInputs
+from kalman_attention.ops.contract import CHUNK, ScanInputs, where
 from kalman_attention.ops.torch.prefix_scan import prefix_scan
 from kalman_attention.ops.torch.replay import Adjoint, Step, replay, sources
 from kalman_attention.ops.torch.rows import Rows, to_rows
@@ -67,7 +67,7 @@ def chunk_filters(rows: Rows) -> FilterMap:
     total = FilterMap.identity_like(KLAState(*like))
     for t in range(CHUNK):
         phi, b = block_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
-        total = _where(rows.real[:, :, t], total.then(*rows.dynamics(t), phi, b), total)
+        total = where(rows.real[:, :, t], total.then(*rows.dynamics(t), phi, b), total)
     return total
 
 
@@ -88,7 +88,7 @@ def chunk_adjoints(steps: Iterable[Step], added: Iterable[Adjoint], starts: KLAS
     """Maps of all chunks, ``[R, C, G, m, D]``, from their steps and what their outputs add."""
     total = AdjointMap.identity_like(starts)
     for step, own in zip(steps, added, strict=True):
-        total = _where(step.real, total.then(step.a, step.r, step.e, own.dmu, own.ds), total)
+        total = where(step.real, total.then(step.a, step.r, step.e, own.dmu, own.ds), total)
     return total
 
 
@@ -102,7 +102,3 @@ def _combined(maps: Map, like: KLAState) -> Map:
         rest = (x[:, C - C % 2 :] for x in maps)
         maps = type(maps)(*(torch.cat(both, 1) for both in zip(pairs, rest, strict=True)))
     return type(maps)(*(x[:, 0] for x in maps))
-
-
-def _where(real: Tensor, new: Map, old: Map) -> Map:
-    return type(new)(*(torch.where(real, x, y) for x, y in zip(new, old, strict=True)))
