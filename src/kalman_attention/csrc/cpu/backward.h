@@ -78,19 +78,58 @@ struct BackwardScratch {
   }
 };
 
-// Sums that several tasks contribute to, each in a place of its own.
+// Sums that several tasks contribute to, each in a place of its own. They know no model and no width of tiles, so
+// that the loops that add them up are compiled once per type.
 template <class T>
 struct Partials {
+  const Scan& p;
+  const Waves& waves;
+  const int64_t units, tokens;
   T *dk, *dq;        // [units, tokens of the wave, N]
   double *da, *dp;   // [rows of the wave, G, D]
   double *da_total, *dp_total;  // [G, D]
-  int64_t tokens;
 
-  Partials(Arena& arena, const Scan& p, const Groups& groups, const Waves& waves)
-      : tokens(waves.max_tokens()) {
-    for (T** x : {&dk, &dq}) *x = arena.take<T>(groups.units * tokens * p.N);
+  Partials(Arena& arena, const Scan& scan, const Groups& groups, const Waves& all)
+      : p(scan), waves(all), units(groups.units), tokens(all.max_tokens()) {
+    for (T** x : {&dk, &dq}) *x = arena.take<T>(units * tokens * p.N);
     for (double** x : {&da, &dp}) *x = arena.take<double>(waves.max_rows() * p.G * p.D);
     for (double** x : {&da_total, &dp_total}) *x = arena.take<double>(p.G * p.D);
+  }
+
+  // Second round of a wave: sums over units, in order, for one row.
+  void reduce_slots(const Wave& wave, int64_t r, const T* partial, void* out, int64_t dtype) const {
+    const Row row = row_at(p, r);
+    const int64_t count = (wave.end(row) - wave.begin()) * p.N;
+    const T* from = partial + waves.offset(wave, r) * p.N;
+    const int64_t to = (row.b * p.T + row.t0 + wave.begin()) * p.N;
+    constexpr int64_t kBlock = 512;
+    T sum[kBlock];
+    with_type(out, dtype, [&](auto* data) {
+      for (int64_t i = 0; i < count; i += kBlock) {
+        const int64_t length = std::min(kBlock, count - i);
+        std::fill(sum, sum + length, T(0));
+        for (int64_t unit = 0; unit < units; ++unit) {
+          const T* x = from + unit * tokens * p.N + i;
+          for (int64_t j = 0; j < length; ++j) sum[j] += x[j];
+        }
+        encode_row(sum, length, data + to + i);
+      }
+    });
+  }
+
+  // Sums ddt over the channels that share a gap, each token in the order of its channels.
+  void reduce_gaps(const void* channels, void* ddt, int64_t threads) const {
+    const T* from = static_cast<const T*>(channels);
+    with_type(ddt, p.dt.dtype, [&](auto* out) {
+      auto reduce = [&](int64_t row, int) {
+        for (int64_t t = row * p.T; t < (row + 1) * p.T; ++t) {
+          double sum = 0;
+          for (int64_t d = 0; d < p.D; ++d) sum += from[t * p.D + d];
+          encode(static_cast<T>(sum), out + t);
+        }
+      };
+      parallel_for(threads, p.pool, p.B, reduce);
+    });
   }
 };
 
@@ -208,27 +247,6 @@ struct Backward {
     if (M::kHasVariance) write(kDs, g.dvariance_0);
   }
 
-  // Second round of a wave: sums over units, in order, for one row.
-  void reduce_slots(const Wave& wave, int64_t r, const T* partial, void* out, int64_t dtype) const {
-    const Row row = row_at(p, r);
-    const int64_t count = (wave.end(row) - wave.begin()) * p.N;
-    const T* from = partial + waves.offset(wave, r) * p.N;
-    const int64_t to = (row.b * p.T + row.t0 + wave.begin()) * p.N;
-    constexpr int64_t kBlock = 512;
-    T sum[kBlock];
-    with_type(out, dtype, [&](auto* data) {
-      for (int64_t i = 0; i < count; i += kBlock) {
-        const int64_t length = std::min(kBlock, count - i);
-        std::fill(sum, sum + length, T(0));
-        for (int64_t unit = 0; unit < groups.units; ++unit) {
-          const T* x = from + unit * partials->tokens * p.N + i;
-          for (int64_t j = 0; j < length; ++j) sum[j] += x[j];
-        }
-        encode_row(sum, length, data + to + i);
-      }
-    });
-  }
-
   // Sums over rows, in order; a task takes one block of slots.
   void reduce_dynamics(int64_t rows) const {
     const int64_t gd = p.G * p.D;
@@ -240,21 +258,6 @@ struct Backward {
         }
     };
     parallel_for(threads, p.pool, p.G, reduce);
-  }
-
-  // Sums ddt over the channels that share a gap, each token in the order of its channels.
-  void reduce_gaps() const {
-    const T* from = static_cast<const T*>(targets.ddt.out);
-    with_type(g.ddt, p.dt.dtype, [&](auto* out) {
-      auto reduce = [&](int64_t row, int) {
-        for (int64_t t = row * p.T; t < (row + 1) * p.T; ++t) {
-          double sum = 0;
-          for (int64_t d = 0; d < p.D; ++d) sum += from[t * p.D + d];
-          encode(static_cast<T>(sum), out + t);
-        }
-      };
-      parallel_for(threads, p.pool, p.B, reduce);
-    });
   }
 
   void store_dynamics() const {
@@ -275,8 +278,8 @@ struct Backward {
     auto reduce = [&](int64_t i, int) {
       const int64_t r = wave.r0 + i / 2;
       if (wave.end(row_at(p, r)) <= wave.begin()) return;
-      if (i % 2 == 0) reduce_slots(wave, r, partials->dk, g.dk, p.k.dtype);
-      if (i % 2 == 1) reduce_slots(wave, r, partials->dq, g.dq, p.q.dtype);
+      if (i % 2 == 0) partials->reduce_slots(wave, r, partials->dk, g.dk, p.k.dtype);
+      if (i % 2 == 1) partials->reduce_slots(wave, r, partials->dq, g.dq, p.q.dtype);
     };
     parallel_for(threads, p.pool, (wave.r1 - wave.r0) * 2, reduce);
   }
@@ -307,7 +310,7 @@ struct Backward {
       if (!M::kSmooths) reduce_dynamics(r1 - r0);
     }
     if (!M::kSmooths) store_dynamics();
-    if (own_gaps) reduce_gaps();
+    if (own_gaps) sums.reduce_gaps(channels.data(), g.ddt, threads);
     return KLA_OK;
   }
 };

@@ -12,6 +12,7 @@ namespace kla {
 namespace KLA_ISA_NAMESPACE {
 
 struct Linear {
+  using Maps = Linear;
   static constexpr bool kHasVariance = false, kKnownSlots = true, kShared = false, kGaps = false, kSmooths = false;
 
   template <class T, int W, bool, int SLOTS>

@@ -53,7 +53,8 @@ struct BackwardDirection {
 };
 
 // What is known of every segment, [R, N, D] or [R, G, D] each. The first-order scan leaves all that belongs to
-// a variance at 0, and the same formulas hold for it.
+// a variance at 0, and the same formulas hold for it. No model and no width of tiles: compiled once per type and
+// direction.
 template <class T, class Way>
 struct SegmentArrays {
   T* map[Way::kCount];
@@ -75,6 +76,50 @@ struct SegmentArrays {
 
   static int64_t rows(const Scan& p, BlockField) { return p.G; }
   static int64_t rows(const Scan& p, SlotField) { return p.N; }
+
+  // The i-th segment of a row in the direction of travel.
+  static int64_t at(const Scan& p, int64_t row, int64_t i) {
+    return row * p.segments + (Way::kReverse ? p.segments - 1 - i : i);
+  }
+
+  // Fills what enters every segment, from the arrays [rows, N, D] that enter the rows; null reads as 0.
+  void carry(const Scan& p, int64_t threads, const void* s, const void* mu) const {
+    auto walk = [&](int64_t row, int) {
+      copy(p, s, row, s_in, at(p, row, 0), p.G);
+      copy(p, mu, row, mu_in, at(p, row, 0), p.N);
+      for (int64_t i = 1; i < p.segments; ++i) carry_over(p, at(p, row, i - 1), at(p, row, i));
+    };
+    parallel_for(threads, p.pool, p.R / p.segments, walk);
+  }
+
+  // Copies what leaves the rows: what leaves the last of their segments. A scan without a variance has no `s`.
+  void leave(const Scan& p, bool variance, void* s, void* mu) const {
+    for (int64_t row = 0; row < p.R / p.segments; ++row) {
+      const int64_t last = at(p, row, p.segments - 1);
+      copy(p, mu_out, last, static_cast<T*>(mu), row, p.N);
+      if (variance) copy(p, s_out, last, static_cast<T*>(s), row, p.G);
+    }
+  }
+
+ private:
+  // Row `from` of an array [*, rows, D] to row `to` of another.
+  static void copy(const Scan& p, const void* src, int64_t from, T* dst, int64_t to, int64_t rows) {
+    const int64_t size = rows * p.D;
+    if (src) memcpy(dst + to * size, static_cast<const T*>(src) + from * size, static_cast<size_t>(size) * sizeof(T));
+    else std::fill(dst + to * size, dst + (to + 1) * size, T(0));
+  }
+
+  void carry_over(const Scan& p, int64_t from, int64_t to) const {
+    const int64_t m = p.N / p.G;
+    copy(p, s_in, from, s_in, to, p.G);
+    copy(p, mu_in, from, mu_in, to, p.N);
+    for (int64_t g = 0; g < p.G; ++g)
+      for (int64_t d = 0; d < p.D; ++d) {
+        const int64_t i = g * p.D + d, n = g * m * p.D + d;
+        Way::carry(map, from * p.G * p.D + i, from * p.N * p.D + n, m, p.D, s_in + to * p.G * p.D + i,
+                   mu_in + to * p.N * p.D + n);
+      }
+  }
 };
 
 template <class T, int W>
@@ -99,7 +144,7 @@ struct SummaryScratch {
   }
 };
 
-template <class M, class T, int W, class Way>
+template <class Maps, class T, int W, class Way>
 class Segments {
  public:
   Segments(const Scan& p, const kla_scan_grads* g)
@@ -113,7 +158,7 @@ class Segments {
     if (!block) return KLA_ERROR_MEMORY;
     auto task = [&](int64_t i, int worker) {
       const int64_t r = i / groups_.count;
-      if (!all && r == at(r / p_.segments, p_.segments - 1)) return;
+      if (!all && r == x.at(p_, r / p_.segments, p_.segments - 1)) return;
       Arena arena(block.data() + measure.used() * static_cast<size_t>(worker));
       SummaryScratch<T, W> scratch(arena, p_, groups_);
       summarise_segment(r, i % groups_.count, scratch, x);
@@ -122,25 +167,11 @@ class Segments {
     return KLA_OK;
   }
 
-  // Fills what enters every segment, from the arrays [rows, N, D] that enter the rows; null reads as 0.
+  // Fills what enters every segment, from what enters the rows.
   int enter(const SegmentArrays<T, Way>& x, const void* s, const void* mu) const {
     if (const int status = summarise(x, false)) return status;
-    auto carry = [&](int64_t row, int) {
-      copy(s, row, x.s_in, at(row, 0), p_.G);
-      copy(mu, row, x.mu_in, at(row, 0), p_.N);
-      for (int64_t i = 1; i < p_.segments; ++i) carry_over(x, at(row, i - 1), at(row, i));
-    };
-    parallel_for(threads_, p_.pool, p_.R / p_.segments, carry);
+    x.carry(p_, threads_, s, mu);
     return KLA_OK;
-  }
-
-  // Copies what leaves the rows: what leaves the last of their segments.
-  void leave(const SegmentArrays<T, Way>& x, void* s, void* mu) const {
-    for (int64_t row = 0; row < p_.R / p_.segments; ++row) {
-      const int64_t last = at(row, p_.segments - 1);
-      copy(x.mu_out, last, static_cast<T*>(mu), row, p_.N);
-      if (M::kHasVariance) copy(x.s_out, last, static_cast<T*>(s), row, p_.G);
-    }
   }
 
  private:
@@ -148,30 +179,6 @@ class Segments {
   const kla_scan_grads* g_;
   const int64_t threads_;
   const Groups groups_;
-
-  // The i-th segment of a row in the direction of travel.
-  int64_t at(int64_t row, int64_t i) const {
-    return row * p_.segments + (Way::kReverse ? p_.segments - 1 - i : i);
-  }
-
-  // Row `from` of an array [*, rows, D] to row `to` of another.
-  void copy(const void* src, int64_t from, T* dst, int64_t to, int64_t rows) const {
-    const int64_t size = rows * p_.D;
-    if (src) memcpy(dst + to * size, static_cast<const T*>(src) + from * size, static_cast<size_t>(size) * sizeof(T));
-    else std::fill(dst + to * size, dst + (to + 1) * size, T(0));
-  }
-
-  void carry_over(const SegmentArrays<T, Way>& x, int64_t from, int64_t to) const {
-    const int64_t m = p_.N / p_.G;
-    copy(x.s_in, from, x.s_in, to, p_.G);
-    copy(x.mu_in, from, x.mu_in, to, p_.N);
-    for (int64_t g = 0; g < p_.G; ++g)
-      for (int64_t d = 0; d < p_.D; ++d) {
-        const int64_t i = g * p_.D + d, n = g * m * p_.D + d;
-        Way::carry(x.map, from * p_.G * p_.D + i, from * p_.N * p_.D + n, m, p_.D, x.s_in + to * p_.G * p_.D + i,
-                   x.mu_in + to * p_.N * p_.D + n);
-      }
-  }
 
   void summarise_segment(int64_t r, int64_t g, SummaryScratch<T, W>& x,
                          const SegmentArrays<T, Way>& out) const {
@@ -187,13 +194,13 @@ class Segments {
     // The forward summary starts from a certain 0, the backward one from the belief it will meet.
     const bool known = Way::kReverse && row.length > 0;
     read(kMu, known ? p_.checkpoints : nullptr, row.chunk0);
-    read(kS, known && M::kHasVariance ? saved_variances<T>(p_) : nullptr, row.chunk0);
+    read(kS, known && Maps::kHasVariance ? saved_variances<T>(p_) : nullptr, row.chunk0);
     for (int64_t c = 0; c < row.chunks(); ++c) {
       x.in.begin_chunk(p_, row, c, size);
       const SummaryRows<T> rows = x.rows(p_, Way::kReverse ? g_ : nullptr, row, d0);
       for (int64_t d = 0; d < size; d += W * kLanes<T>) {
-        if constexpr (Way::kReverse) M::template adjoint_map<T, W>(x.in, rows, x.state, d);
-        else M::template filter_map<T, W>(x.in, rows, x.state, d);
+        if constexpr (Way::kReverse) Maps::template adjoint_map<T, W>(x.in, rows, x.state, d);
+        else Maps::template filter_map<T, W>(x.in, rows, x.state, d);
       }
     }
     Way::each_field([&](int i, auto field) { x.state.store(field, out.map[i], r, p_.D, d0, size); });
@@ -209,7 +216,7 @@ int forward_segments(const Scan& p) {
   if (!block) return KLA_ERROR_MEMORY;
   Arena arena(block.data());
   const Arrays x(arena, p);
-  const Segments<M, T, W, ForwardDirection<T>> segments(p, nullptr);
+  const Segments<typename M::Maps, T, W, ForwardDirection<T>> segments(p, nullptr);
   if (const int status = segments.enter(x, p.variance_0, p.mean_0)) return status;
   Scan rows = p;
   rows.mean_0 = x.mu_in;
@@ -219,7 +226,7 @@ int forward_segments(const Scan& p) {
     rows.variance = x.s_out;
   }
   if (const int status = forward_rows<M, T, W>(rows)) return status;
-  segments.leave(x, p.variance, p.mean);
+  x.leave(p, M::kHasVariance, p.variance, p.mean);
   return KLA_OK;
 }
 
@@ -232,7 +239,7 @@ int backward_segments(const Scan& p, const kla_scan_grads& g) {
   if (!block) return KLA_ERROR_MEMORY;
   Arena arena(block.data());
   const Arrays x(arena, p);
-  const Segments<M, T, W, BackwardDirection<T>> segments(p, &g);
+  const Segments<typename M::Maps, T, W, BackwardDirection<T>> segments(p, &g);
   if (const int status = segments.enter(x, g.dvariance, g.dmean)) return status;
   kla_scan_grads rows = g;
   rows.dmean = x.mu_in;
@@ -240,7 +247,7 @@ int backward_segments(const Scan& p, const kla_scan_grads& g) {
   rows.dmean_0 = x.mu_out;
   rows.dvariance_0 = x.s_out;
   if (const int status = Backward<M, T, W>(p, rows).run()) return status;
-  segments.leave(x, g.dvariance_0, g.dmean_0);
+  x.leave(p, M::kHasVariance, g.dvariance_0, g.dmean_0);
   return KLA_OK;
 }
 
@@ -248,7 +255,7 @@ int backward_segments(const Scan& p, const kla_scan_grads& g) {
 template <class M, class T, int W, class Way>
 int summarise_rows(const Scan& p, const kla_scan_grads* g, void* maps) {
   const SegmentArrays<T, Way> x(static_cast<T*>(maps), p);
-  return Segments<M, T, W, Way>(p, g).summarise(x, true);
+  return Segments<typename M::Maps, T, W, Way>(p, g).summarise(x, true);
 }
 
 }  // namespace KLA_ISA_NAMESPACE

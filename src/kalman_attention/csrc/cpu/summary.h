@@ -19,6 +19,9 @@ struct SummaryRows {
 
 template <bool GAPS>
 struct Summary {
+  using Maps = Summary;  // what Segments asks for: the same for all models that inherit it
+  static constexpr bool kHasVariance = true;
+
   // Calls f(block fields, slot fields of its first slot, dynamics, lam_v, lam_v v, token, block, channel).
   template <class T, int W, class F>
   static void each_block(const Stage<T>& in, const SummaryRows<T>& rows, const Tiles<T, W>& state, int64_t d, F f) {
