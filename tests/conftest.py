@@ -4,6 +4,19 @@ import os
 
 import pytest
 
+# A pool of compiling processes imports torch once more in each of them, for graphs of a few lines.
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_compiled_graphs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep what torch compiles in a folder of this process.
+
+    By default there is one folder per user: processes that test side by side write to it at the
+    same time, and it remembers graphs that were traced with other versions of our ops.
+    """
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
+
 
 @pytest.fixture
 def no_flush(monkeypatch):

@@ -45,6 +45,7 @@ def test_opcheck_with_gaps(engine: str) -> None:
     torch.library.opcheck(scan_backward, (*frozen[:8], *rest, saved, *outputs, engine))
 
 
+@pytest.mark.xdist_group("inductor")  # whose headers are compiled once per process
 @pytest.mark.parametrize("engine", COMPILED_ENGINES)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")

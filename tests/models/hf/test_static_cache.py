@@ -93,6 +93,7 @@ def test_one_graph_serves_every_step(plan, compiled):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("inductor")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.parametrize("plan", ["kla*2", "attention + kla"])
 def test_compiled_to_machine_code(plan, compiled):
