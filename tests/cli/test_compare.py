@@ -13,7 +13,8 @@ from tests.cli.test_eval import FILES
 from tests.cli.test_pretrain import TINY
 from tests.data.small import shards
 
-pytestmark = pytest.mark.usefixtures("no_flush")
+# One group: every worker would train the runs that are compared.
+pytestmark = [pytest.mark.usefixtures("no_flush"), pytest.mark.xdist_group("compare")]
 
 
 @pytest.fixture(scope="module")

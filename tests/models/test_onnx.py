@@ -11,7 +11,8 @@ pytest.importorskip("onnxscript", reason="pip install 'kalman_attention[onnx]'")
 runtime = pytest.importorskip("onnxruntime", reason="pip install 'kalman_attention[onnx]'")
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-pytestmark = pytest.mark.slow
+# One group: each export takes seconds, and every worker would make them all.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("onnx")]
 
 
 def session(path):
@@ -24,9 +25,28 @@ def run(program, *args):
     return [torch.from_numpy(x) for x in found]
 
 
-@pytest.fixture(scope="module", params=["kla*2", "attention + kla", "kla + attention"])
+LEARNED = {"prior": "learned", "value": "project", "precision_rank": 2}
+"""Of a layer that is not the default one."""
+
+
+@torch.no_grad()
+def learned():
+    model = small("kla*2", mlp="swiglu", kla=LEARNED)
+    for block in model.stack():
+        block.mixer.prior.mean_0.normal_()
+    return model
+
+
+MODELS = {
+    "learned": learned,
+    "attention first": lambda: small("attention + kla"),
+    "attention last": lambda: small("kla + attention"),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def exported(request, tmp_path_factory):
-    model = small(request.param)
+    model = MODELS[request.param]()
     files = export_onnx(model, tmp_path_factory.mktemp("onnx") / "new")
     return model, *map(session, files)
 
@@ -63,22 +83,6 @@ def test_names_say_what_follows_what(exported):
     assert [x.name for x in step.get_outputs()] == ["logits", *later]
     assert any(name.endswith(".belief.mean") for name in names)
     assert [x.name for x in prefill.get_inputs()] == ["tokens", "mask"]
-
-
-@torch.no_grad()
-def test_a_learned_prior_and_another_precision(tmp_path):
-    from kalman_attention import KLAConfig, LanguageModel
-
-    kla = KLAConfig(d_model=16, d_state=4, prior="learned", value="project", precision_rank=2)
-    torch.manual_seed(0)
-    model = LanguageModel(vocab_size=20, d_model=16, plan="kla*2", mlp="swiglu", kla=kla).eval()
-    for block in model.stack():
-        block.mixer.prior.mean_0.normal_()
-    prefill, step = map(session, export_onnx(model, tmp_path))
-    tokens = text(2, 9) % 20
-    _, *states = run(prefill, tokens[:, :8], torch.ones(2, 8, dtype=torch.bool))
-    found, *_ = run(step, tokens[:, 8], *states)
-    torch.testing.assert_close(found, model(tokens).logits[:, -1], **CLOSE)
 
 
 def test_what_cannot_be_written_is_refused(tmp_path):
