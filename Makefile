@@ -22,12 +22,14 @@ $(EMULATED): $(KERNELS)
 	cmake -S . -B build/cuda $(EMULATE) >/dev/null
 	cmake --build build/cuda -j 2 --target kla_cuda_emulated >/dev/null
 
+# Python compiles what is imported, a small part of what the extras bring.
+PIP := $(BIN)/pip install -q --disable-pip-version-check --no-compile -c constraints.txt
+
 # xlstm asks for CUDA kernels that its mLSTM, to which ours is compared, does not need.
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt \
-		-e '.[bench,dev,eval,finetune,int8,onnx,plot,triton,wandb]'
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-deps xlstm
+	$(PIP) -e '.[bench,dev,eval,finetune,int8,onnx,plot,triton,wandb]'
+	$(PIP) --no-deps xlstm
 	@touch $@
 
 demo: $(STAMP)   ## set up, then filter, train KLA and Mamba for a minute, write a page
@@ -104,7 +106,7 @@ test-cuda: $(STAMP) $(EMULATED) ## the CUDA kernels on the host, and compiled fo
 	KLA_CUDA_EMULATION=$(CURDIR)/$(EMULATED) OMP_NUM_THREADS=1 \
 	KLA_CUDA_SCHEDULE=split KLA_CUDA_EMULATION_SEED=1 \
 	$(BIN)/python -m pytest -n 2 -q tests/ops -k "cuda and not inductor and not compile"
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[cuda]'
+	$(PIP) -e '.[cuda]'
 	KLA_TEST_COMPILE=1 $(BIN)/python -m pytest -n 2 -q tests/ops/cuda/test_compile.py
 
 sanitize-cuda: $(STAMP) ## the emulated CUDA kernels with AddressSanitizer and UBSan

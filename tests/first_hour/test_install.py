@@ -25,8 +25,10 @@ def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plain")
     venv.create(folder / "venv", with_pip=True)
     found = folder / "venv" / "bin"
-    install = [found / "pip", "install", "-q", "-c", ROOT / "constraints.txt"]
-    build = ["-C", f"build-dir={folder / 'build'}"]  # nothing is written into the checkout
+    install = [found / "pip", "install", "-q", "--no-compile", "-c", ROOT / "constraints.txt"]
+    # Nothing is written into the checkout. The kernels are not optimised, which takes minutes: the
+    # environment of these tests was built from the same CMakeLists.txt with the flags of a release.
+    build = ["-C", f"build-dir={folder / 'build'}", "-C", "cmake.build-type=Debug"]
     subprocess.run([*install, *build, ROOT], check=True, env=_clean())
     return found
 
