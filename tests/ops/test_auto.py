@@ -1,5 +1,6 @@
 """What ``auto`` means: engine and arithmetic, with and without the native library."""
 
+import math
 import re
 import warnings
 from dataclasses import replace
@@ -19,7 +20,8 @@ from kalman_attention import (
     use_engine,
 )
 from kalman_attention.ops import engines
-from kalman_attention.ops.checks import check_scan, needed_dtype
+from kalman_attention.ops.arithmetic import needed_dtype
+from kalman_attention.ops.checks import check_scan
 from kalman_attention.ops.cpu import library
 from kalman_attention.tools.selfcheck import Case, make_call
 
@@ -153,10 +155,38 @@ def test_the_arithmetic_is_decided_once_and_carried_along() -> None:
     assert check_scan(*silent, None, None, None).acc_dtype == torch.float64
 
 
+# Gaps of 1/10,000 make 10,000 tokens of one unit of time, and steps that float32 cannot see.
+@pytest.mark.parametrize(("T", "gap", "a_bar"), [(4097, 1e-4, 0.9), (129, 1e-4, 0.9999)])
+def test_short_gaps_make_a_long_memory(T: int, gap: float, a_bar: float) -> None:
+    q, k, v, lam_v, a, p = endless(T)
+    dynamics, rest = (a.fill_(a_bar), p.fill_(1e-3)), (None, None, None, None)
+    for dt, wanted in ((gap, torch.float64), (1.0, torch.float32)):
+        gaps = torch.full((1, T), dt)
+        assert check_scan(q, k, v, lam_v, *dynamics, *rest, gaps).acc_dtype == wanted
+
+
+@pytest.mark.parametrize("hole", [False, True])
+def test_means_that_dwarf_the_values(hole: bool) -> None:
+    q, k, v, lam_v, a, p = endless(70)
+    if hole:
+        v[0, 0, 0] = math.nan
+    lam_v.requires_grad_()
+    for mean, wanted in ((1e5, torch.float64), (10.0, torch.float32)):
+        state = KLAState(torch.full((1, 1, 2), mean), torch.ones(1, 1, 2))
+        args = (q, k, v, lam_v, a, p, state, None, None)
+        assert check_scan(*args).acc_dtype == wanted
+        with torch.no_grad():  # nothing else suffers
+            assert check_scan(*args).acc_dtype == torch.float32
+    noisy = (q, k, v, lam_v, a, p.fill_(0.1), state._replace(mean=1e5 * state.mean), None, None)
+    assert check_scan(*noisy).acc_dtype == torch.float32
+
+
 def test_values_on_a_device_are_not_looked_at() -> None:
     inputs = check_scan(*endless(4097), None, None, None)
     there = inputs._replace(**{n: getattr(inputs, n).to("meta") for n in inputs._fields[:8]})
-    assert needed_dtype(there) == torch.float32  # a look at meta tensors would raise
+    assert (
+        needed_dtype(there, gradients=True) == torch.float32
+    )  # a look at meta tensors would raise
 
 
 @pytest.mark.parametrize("engine", ["reference", "cpu", "associative"])

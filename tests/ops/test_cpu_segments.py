@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kalman_attention import KLAState, kla_scan_ref
 from kalman_attention.ops import cpu
-from kalman_attention.ops.checks import needed_dtype
+from kalman_attention.ops.arithmetic import needed_dtype
 from kalman_attention.ops.contract import LinearScanInputs, ScanInputs
 
 REASON = cpu.why_not()
@@ -49,7 +49,7 @@ def draw(
 
 
 def run(x: ScanInputs, dy: Tensor, dy_var: Tensor) -> dict[str, Tensor]:
-    x = x._replace(acc_dtype=needed_dtype(x))
+    x = x._replace(acc_dtype=needed_dtype(x, gradients=True))
     out = cpu.forward(x, return_variance=True, save=True)
     assert out.checkpoints is not None
     grads = cpu.backward(x, out.checkpoints, dy, dy_var, x.mean_0, x.variance_0)
@@ -153,7 +153,7 @@ def test_extremes_over_a_long_time(slowest: float, p: float, precision: float) -
         p_bar=torch.full((2, 5), p),
     )
     long = slowest == 1 or precision == 0.0
-    assert needed_dtype(x) == (torch.float64 if long else torch.float32)
+    assert needed_dtype(x, gradients=True) == (torch.float64 if long else torch.float32)
     assert_close(cut(x), uncut(x))
 
 

@@ -9,15 +9,10 @@ import torch
 from torch import Tensor
 
 from kalman_attention.filtering.moment import KLAState
+from kalman_attention.ops.arithmetic import needed_dtype, require_arithmetic
 from kalman_attention.ops.contract import ScanInputs, compute_dtype
 
 _HALVES = (torch.float16, torch.bfloat16, torch.float32)
-
-LONG_MEMORY = 4096
-"""Beyond this memory, in tokens, float32 arithmetic no longer keeps the accuracy contract."""
-
-UNSEEN_MEMORY = 128
-"""The same for a call in which no token brings evidence."""
 
 _check_values = contextvars.ContextVar("kalman_attention_check_values", default=False)
 
@@ -79,7 +74,8 @@ def check_scan(
     if acc_dtype is not None:
         require_arithmetic(acc_dtype, inputs.compute_dtype)
     elif not torch.compiler.is_compiling():
-        acc_dtype = needed_dtype(inputs)
+        wanted = torch.is_grad_enabled() and lam_v.requires_grad
+        acc_dtype = needed_dtype(inputs, gradients=wanted)
     return inputs._replace(acc_dtype=acc_dtype)
 
 
@@ -114,46 +110,6 @@ def check_step(
     if not torch.compiler.is_compiling() and _check_values.get():
         _check_all_values(inputs)
     return inputs
-
-
-def needed_dtype(inputs: ScanInputs) -> torch.dtype | None:
-    """Dtype of the arithmetic that keeps the accuracy contract, found from values; CPU only.
-
-    A change smaller than half a unit in the last place is lost in every step. Where neither decay
-    nor process noise ends the memory of a slot, the losses add up: after 65,536 tokens the variance
-    would be off by a part in a thousand. Without any evidence not even noise ends it, and rounding
-    has the same sign in every step.
-
-    Returns:
-        float64 where float32 would lose track, else the compute dtype; None where values cannot be
-        looked at. On a device nothing is: a look would stall it at every call.
-    """
-    short, T = inputs.compute_dtype, inputs.v.shape[1]
-    if inputs.v.device.type != "cpu" or short == torch.float64 or T <= UNSEEN_MEMORY:
-        return short
-    try:
-        # Some tokens tell at once in almost every call.
-        seen = bool(inputs.lam_v[:, ::64].any()) or bool(inputs.lam_v.any())
-        if seen and T <= LONG_MEMORY:
-            return short
-        endless = (inputs.a_bar.abs() > 1.0 - 1.0 / LONG_MEMORY) & (inputs.p_bar < 1e-5)
-        return torch.float64 if not seen or bool(endless.any()) else short
-    except RuntimeError:  # inside vmap a tensor has no value; the op asks again where it has
-        return None
-
-
-def require_arithmetic(acc_dtype: torch.dtype, compute_dtype: torch.dtype) -> None:
-    """The arithmetic may be longer than the inputs, never shorter."""
-    if acc_dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            f"acc_dtype is {acc_dtype} but must be torch.float32 or torch.float64: shorter types "
-            "lose the belief within a few tokens. Leave it out for the usual choice."
-        )
-    if acc_dtype == torch.float32 and compute_dtype == torch.float64:
-        raise ValueError(
-            "acc_dtype is torch.float32 but the inputs are float64, whose digits it would drop. "
-            "Convert the inputs to float32, or leave acc_dtype out."
-        )
 
 
 def check_bounds(cu_seqlens: Tensor, T: int) -> list[int]:

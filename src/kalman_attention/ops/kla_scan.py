@@ -12,7 +12,8 @@ from torch import Tensor
 
 from kalman_attention._typing import Dynamics, Keys, Mask, Precisions, Values
 from kalman_attention.filtering.moment import KLAState
-from kalman_attention.ops.checks import check_bounds, check_scan, check_step, needed_dtype
+from kalman_attention.ops.arithmetic import needed_dtype
+from kalman_attention.ops.checks import check_bounds, check_scan, check_step
 from kalman_attention.ops.contract import ScanInputs, ScanOutput, own_types
 from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
 from kalman_attention.ops.reference import reference_scan, reference_step
@@ -59,9 +60,10 @@ def kla_scan(
             from the prior, or from its row of ``state``; beliefs come out as ``[n, N, D]``.
         return_variance: also compute ``y_var``.
         acc_dtype: dtype of the arithmetic. None means float32 (float64 for float64 inputs), and on
-            CPU tensors float64 where a memory is too long for float32 to keep the accuracy. On a
-            device no values are looked at: ask for ``torch.float64`` there if more than 4,096
-            tokens meet |a_bar| above 0.9997 with p_bar below 1e-5.
+            CPU tensors float64 where float32 cannot keep the accuracy. On a device no values are
+            looked at: ask for ``torch.float64`` there if more than 4,096 tokens meet |a_bar| above
+            0.9997 with p_bar below 1e-5 (a_bar^dt and p_bar dt over gaps), or for gradients of
+            lam_v after a ``state`` whose means, times the keys, are 1,000 times all values.
         engine: ``"auto"``, or a name that ``kla check`` lists; see ``use_engine``.
 
     Returns:
@@ -142,12 +144,12 @@ def _run(inputs: ScanInputs, return_variance: bool, engine: str) -> ScanOutput:
     return ScanOutput(y, y_var if return_variance else None, KLAState(mean, variance))
 
 
-def _settled(*args: Any) -> ScanInputs:
+def _settled(*args: Any, gradients: bool) -> ScanInputs:
     """The inputs of an op. In a compiled graph or inside vmap the arithmetic is still open."""
     inputs = ScanInputs(*args)
     if inputs.acc_dtype is not None:
         return inputs
-    return inputs._replace(acc_dtype=needed_dtype(inputs))
+    return inputs._replace(acc_dtype=needed_dtype(inputs, gradients=gradients))
 
 
 @torch.library.custom_op("kalman_attention::scan", mutates_args=())
@@ -170,8 +172,9 @@ def scan(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The registered op. An op returns tensors only: what was not asked for has no elements."""
     inputs = _settled(
-        q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens, acc_dtype, dt
-    )
+        q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens, acc_dtype, dt,
+        gradients=save,
+    )  # fmt: skip
     if cu_seqlens is not None:
         check_bounds(cu_seqlens, v.shape[1])
     with own_types(v):
@@ -219,8 +222,9 @@ def scan_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the floating inputs of ``scan``; that of dt has no elements if dt is None."""
     inputs = _settled(
-        q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens, acc_dtype, dt
-    )
+        q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens, acc_dtype, dt,
+        gradients=True,
+    )  # fmt: skip
     module = ENGINES[engine].load()
     with own_types(v):
         grads = module.backward(inputs, checkpoints, dy, dy_var, dmean, dvariance)
