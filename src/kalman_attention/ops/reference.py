@@ -21,7 +21,7 @@ from kalman_attention.filtering.blocks import (
     to_blocks,
 )
 from kalman_attention.filtering.evidence import without_gaps
-from kalman_attention.filtering.gaps import transition
+from kalman_attention.filtering.gaps import Transition, transition
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.ops.checks import check_bounds, check_scan, check_step
 from kalman_attention.ops.contract import ScanInputs, ScanOutput, where
@@ -123,14 +123,17 @@ def tokens(inputs: ScanInputs) -> Iterator[Token]:
     v = without_gaps(v, lam_v)
     q, k = (torch.unflatten(x, -1, (a_bar.shape[0], -1)) for x in (q, k))
     a_bar, p_bar = a_bar.unsqueeze(-2), p_bar.unsqueeze(-2)
-    gaps = None if inputs.dt is None else _gaps(inputs.dt, mask, dtype).unbind(1)
+    steps: list[Transition] | None = None
+    if inputs.dt is not None:
+        passed = transition(a_bar, p_bar, _gaps(inputs.dt, mask, dtype))
+        steps = [Transition(a, p) for a, p in zip(*(x.unbind(1) for x in passed), strict=True)]
     # unbind, not x[:, t]: the gradient of an index is as long as T, and there are T of them.
     every = zip(*(x.unbind(1) for x in (q, k, v, lam_v)), strict=True)
     for t, (q_t, k_t, v_t, lam_v_t) in enumerate(every):
-        step = (a_bar, p_bar) if gaps is None else transition(a_bar, p_bar, gaps[t])
+        a, p = (a_bar, p_bar) if steps is None else steps[t]
         real = None if mask is None else mask[:, t, None, None, None]
         phi, b = block_evidence(k_t, v_t, lam_v_t)
-        yield Token(q_t, k_t, v_t, lam_v_t, *step, phi, b, real)
+        yield Token(q_t, k_t, v_t, lam_v_t, a, p, phi, b, real)
 
 
 def filter_token(state: KLAState, token: Token) -> KLAState:
