@@ -105,6 +105,23 @@ def test_steps_equal_the_scan(engine: str) -> None:
     assert_close(state, whole.state, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("engine", TAKES_GAPS)
+def test_decay_so_fast_that_only_noise_is_left(engine: str) -> None:
+    args, state, dt = drawn(Case(B=1, T=20, N=2, D=3, gaps="channel"))
+    args[3], args[4] = torch.zeros_like(args[3]), torch.full_like(args[4], 1e-3)
+    grads = []
+    for name, dtype in ((engine, torch.float32), ("reference", torch.float64)):
+        given = [x.to(dtype).requires_grad_() for x in args]
+        belief = KLAState(*(x.to(dtype) for x in state))
+        out = kla_scan(
+            *given, dt=(8.0 + dt).to(dtype), state=belief, return_variance=True,
+            acc_dtype=dtype, engine=name,
+        )  # fmt: skip
+        assert out.y_var is not None
+        grads.append(torch.autograd.grad(out.y_var.sum(), given[4])[0].double())
+    assert (grads[0] - grads[1]).abs().max() <= 1e-4 * grads[1].abs().max()
+
+
 @pytest.mark.parametrize("width", [1, 2])
 def test_gradcheck(width: int) -> None:
     x, state = random_system(B=2, T=4, N=2, D=2, negative=False), random_state(2, N=2, D=2)

@@ -20,6 +20,9 @@ from torch import Tensor
 from kalman_attention._typing import Belief, Dynamics
 from kalman_attention.filtering.ou import mean_exponential, mean_exponential_slope
 
+FAST = 0.75
+"""From this -2 log a_bar on a rate counts as fast: over half a variance decays in one unit."""
+
 
 class Transition(NamedTuple):
     """Dynamics over the gap before a token, ``[..., N, D]``: decay a and noise variance p."""
@@ -50,7 +53,11 @@ def transition_adjoint(
 
     .. math:: \frac{\partial g}{\partial dt} = \frac{e^{-x\,dt}}{M(x)}, \qquad
               \frac{\partial g}{\partial x} =
-              dt\,\frac{dt\,M'(x\,dt) M(x) - M(x\,dt) M'(x)}{M(x)^2}.
+              dt\,\frac{dt\,M'(x\,dt) M(x) - M(x\,dt) M'(x)}{M(x)^2}
+              = dt\,\frac{e^{-x\,dt} M(x) - M(x\,dt)\,e^{-x}}{x\,M(x)^2}.
+
+    The first form is for slow rates, where x vanishes; the second for fast ones, where the slopes
+    of M are nearly the same and cancel.
 
     Args:
         a_bar: as for ``transition``.
@@ -66,8 +73,11 @@ def transition_adjoint(
     gap, x = dt.unsqueeze(-2), -2.0 * a_bar.log()
     unit, whole = mean_exponential(x), mean_exponential(x * gap)
     a_da = torch.exp(-0.5 * x * gap) * da
-    slope = gap * mean_exponential_slope(x * gap) * unit - whole * mean_exponential_slope(x)
+    left = torch.exp(-x * gap)
+    slow = gap * mean_exponential_slope(x * gap) * unit - whole * mean_exponential_slope(x)
+    fast = (left * unit - whole * torch.exp(-x)) / x.clamp(min=FAST)
+    slope = torch.where(x > FAST, fast, slow)
     dx = -0.5 * gap * a_da + p_bar * (gap * slope / (unit * unit)) * dp
-    ddt = (-0.5 * x * a_da + p_bar * (torch.exp(-x * gap) / unit) * dp).sum(-2)
+    ddt = (-0.5 * x * a_da + p_bar * (left / unit) * dp).sum(-2)
     ddt = ddt.sum(-1, keepdim=True) if dt.shape[-1] == 1 else ddt
     return -2.0 * dx / a_bar, gap * whole / unit * dp, ddt

@@ -52,6 +52,9 @@ KLA_DEVICE Gap<T> gap(T L, T half, T dt) {
   return {small ? u : -left, time - T(0.5) * (u * time)};
 }
 
+// From this rate on, over half a variance decays in one unit.
+constexpr double kFastRate = 0.375;
+
 template <class T>
 constexpr int kMomentTerms = sizeof(T) == 8 ? 19 : 12;
 

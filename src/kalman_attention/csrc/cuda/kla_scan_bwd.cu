@@ -200,10 +200,13 @@ KLA_DEVICE void dynamics_back(const Dynamics<T, true, O>& x, int o, T dt, T s, T
                               T& ddt) {
   const Gap<T> gap = x.over(o, dt), one = x.over(o, T(1));
   const T a = gap.decay(), L = x.a[o];
-  // How the noise p_bar h(dt) / h(1) falls with 2 L; nothing for a gap of one unit.
-  const T fall = gap_moment<T>(L, x.half[o], dt, gap) - gap_moment<T>(L, x.half[o], T(1), one) * (x.unit[o] * gap.h);
+  const T share = x.unit[o] * gap.h, left_1 = one.decay() * one.decay();
+  // How the noise p_bar h(dt) / h(1) falls with 2 L; nothing for a gap of one unit. Of a fast rate both moments
+  // are nearly h / (2 L), which cancels.
+  const T slow = gap_moment<T>(L, x.half[o], dt, gap) - gap_moment<T>(L, x.half[o], T(1), one) * share;
+  const T fall = L > T(kFastRate) ? x.half[o] * (left_1 * share - dt * (a * a)) : slow;
   dL -= dt * (a * mu_g) + 2 * dP * (s * (dt * (a * a)) + x.p[o] * fall);
-  dp += x.unit[o] * gap.h * dP;
+  dp += share * dP;
   ddt += a * (a * ((x.p[o] - 2 * L * s) * dP)) - L * (a * mu_g);
 }
 

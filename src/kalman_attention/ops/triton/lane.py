@@ -112,12 +112,15 @@ def gap_adjoint(L, half, unit, p, dt, s, mu_g, dP):
     one = tl.full(dt.shape, 1.0, dt.dtype)
     w, h = over_gap(L, half, dt)
     w_1, h_1 = over_gap(L, half, one)
-    a = decay_of(w)
+    a, a_1, share = decay_of(w), decay_of(w_1), unit * h
     # The noise of a gap is p_bar h(dt) / h(1): it does not change with L for a gap of one unit.
-    fall = gap_moment(L, half, dt, w, h) - gap_moment(L, half, one, w_1, h_1) * (unit * h)
+    # Of a fast rate, which takes over half a variance in one unit, both moments are nearly
+    # h / (2 L), which cancels.
+    slow = gap_moment(L, half, dt, w, h) - gap_moment(L, half, one, w_1, h_1) * share
+    fall = tl.where(L > 0.375, half * (a_1 * a_1 * share - dt * (a * a)), slow)
     dL = -(dt * (a * mu_g)) - 2.0 * dP * (s * (dt * (a * a)) + p * fall)
     ddt = a * (a * ((p - 2.0 * L * s) * dP)) - L * (a * mu_g)
-    return dL, unit * h * dP, ddt
+    return dL, share * dP, ddt
 
 
 @triton.jit
