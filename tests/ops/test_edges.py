@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kalman_attention import KLAState, kla_scan, kla_scan_ref, kla_step
 from tests.engines import EVERY_ENGINE, affordable
-from tests.fuzz import Draw, check, check_threads, excess
+from tests.fuzz import Draw, check, check_threads, draw_case, excess, held_against
 
 NATIVE = [p for p in EVERY_ENGINE if p.values[0] in ("cpu", "triton", "cuda")]
 GRADIENTS = ("v", "lam_v", "k", "q", "a_bar", "p_bar", "mean", "variance")
@@ -55,6 +55,16 @@ def test_gradient_of_an_overwhelming_precision(engine: str, lam_v: float) -> Non
     token = one_lane(v=0.7, lam_v=lam_v, k=0.9, q=1.1, a_bar=0.9, p_bar=0.1)
     got, truth = scan(engine, token, 0.5, 0.8), scan("reference", token, 0.5, 0.8)
     assert got["d lam_v"] == pytest.approx(truth["d lam_v"], rel=1e-5)
+
+
+# The silent token is compared with a mean of 20,000, and in the end with one of the values' size.
+@pytest.mark.parametrize("engine", EVERY_ENGINE)
+def test_gradient_of_a_precision_before_the_first_evidence(engine: str) -> None:
+    tokens = one_lane(
+        v=[0.5, 0.01], lam_v=[0.0, 1e6], k=[1.1, 0.9], q=[1.0, 1.0], a_bar=1.0, p_bar=0.0
+    )
+    got, truth = scan(engine, tokens, 2e4, 0.3), scan("reference", tokens, 2e4, 0.3)
+    assert got["d lam_v"] == pytest.approx(truth["d lam_v"], rel=1e-4)
 
 
 @pytest.mark.parametrize("engine", EVERY_ENGINE)
@@ -109,6 +119,12 @@ def test_random_calls(engine: str) -> None:
 
 def test_random_calls_do_not_depend_on_threads() -> None:
     assert not [name for seed in range(4) for name in check_threads(seed, "cpu")]
+
+
+def test_what_one_rounding_moves_is_not_held_against_an_engine() -> None:
+    case = draw_case(1)
+    assert held_against(case, 1, {"y": 1e6, "d k": math.inf}).keys() == {"y", "d k"}
+    assert not held_against(case, 1, {"y": 0.0})
 
 
 def test_what_is_wrong_is_found() -> None:

@@ -22,8 +22,13 @@ OUTPUT_TOLERANCE = 1e-5
 TOLERANCE = 1e-4
 """The same for the last belief and for each gradient."""
 
-VANISHING = 1e-30
-"""Results whose largest entry is below this count as 0: float32 has no digits left there."""
+VANISHING = 1e-24
+"""A result whose largest entry is below this is held against this instead.
+
+What becomes smaller than 1.2e-38 on the way is 0 in float32, and may yet meet a precision of 1e6
+and keys, values and gradients of thousands: 1e-28 of a result may be missing, which is what the
+contract allows for one of 1e-24.
+"""
 
 INPUT_NAMES = ("q", "k", "v", "lam_v", "a_bar", "p_bar", "state.mean", "state.variance", "dt")
 
