@@ -115,6 +115,10 @@ SHAPES = {
     "gaps": with_gaps(draw(2, 300, 16, 200), 200),
     "gaps of tokens": with_gaps(draw(3, 150, 5, 40), 1),
     "gaps, cut in time": with_gaps(draw(1, 5000, 3, 5), 5),
+    "both, documents": with_gaps(shared(draw(1, 700, 6, 40, rows=5), 2), 40)._replace(
+        cu_seqlens=torch.tensor([0, 0, 3, 500, 640, 700])
+    ),
+    "both, cut in time": with_gaps(shared(draw(1, 5000, 6, 12), 3), 1),
     "both": with_gaps(shared(draw(2, 200, 64, 70), 2), 1)._replace(mask=torch.rand(2, 200) < 0.7),
 }
 EVERY_SHAPE = pytest.mark.parametrize("x", SHAPES.values(), ids=SHAPES.keys())
@@ -124,10 +128,24 @@ EVERY_SHAPE = pytest.mark.parametrize("x", SHAPES.values(), ids=SHAPES.keys())
 def test_bits_do_not_depend_on_threads_or_pool(x: ScanInputs) -> None:
     torch.set_num_threads(1)
     expected = flat(both(x))
-    for threads in (2, 7):
+    for threads in (2, 3, 4, 7):
         torch.set_num_threads(threads)
         for pool in ("auto", "threads"):
             for got, wanted in zip(flat(both(x, pool=pool)), expected, strict=True):
+                assert torch.equal(got, wanted)
+
+
+@EVERY_SHAPE
+def test_bits_of_smoothing_do_not_depend_on_threads_or_pool(x: ScanInputs) -> None:
+    torch.set_num_threads(1)
+    expected = cpu.smooth(x)
+    for threads in (2, 3, 4):
+        torch.set_num_threads(threads)
+        for pool in ("auto", "threads"):
+            found = cpu.smooth(x, pool=pool)
+            for got, wanted in zip(found[:4], expected[:4], strict=True):
+                assert got is not None
+                assert wanted is not None
                 assert torch.equal(got, wanted)
 
 
