@@ -165,6 +165,13 @@ def test_short_gaps_make_a_long_memory(T: int, gap: float, a_bar: float) -> None
         assert check_scan(q, k, v, lam_v, *dynamics, *rest, gaps).acc_dtype == wanted
 
 
+def test_noise_ends_no_memory_without_evidence() -> None:
+    q, k, v, lam_v, a, p = endless(2000)
+    for scale, wanted in ((1e-4, torch.float64), (1.0, torch.float32)):
+        args = (q, k, v, scale * lam_v, a, p.fill_(1e-5), None, None, None)
+        assert check_scan(*args).acc_dtype == wanted
+
+
 @pytest.mark.parametrize("hole", [False, True])
 def test_means_that_dwarf_the_values(hole: bool) -> None:
     q, k, v, lam_v, a, p = endless(70)

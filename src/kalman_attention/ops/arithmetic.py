@@ -8,6 +8,9 @@ from kalman_attention.ops.contract import ScanInputs
 LONG_MEMORY = 4096
 """Beyond this memory, in tokens, float32 arithmetic no longer keeps the accuracy contract."""
 
+WEAK_MEMORY = 1024
+"""The same where evidence is so weak that noise does not end the memory by then."""
+
 UNSEEN_MEMORY = 128
 """The same for a call in which no token brings evidence."""
 
@@ -41,9 +44,10 @@ def _loses_track(inputs: ScanInputs) -> bool:
 
     A change smaller than half a unit in the last place is lost in every step. Where neither decay
     nor process noise ends the memory of a slot, the losses add up: after 65,536 tokens the variance
-    would be off by a part in a thousand. Short gaps make for small changes. Without any evidence
-    not even noise ends the memory, and rounding has the same sign in every step; over gaps the
-    belief relaxes to the prior, and what it still depends on is a small difference.
+    would be off by a part in a thousand. Short gaps make for small changes. Noise ends a memory
+    together with evidence, after 1 / sqrt(phi p) tokens. Without any evidence rounding has the same
+    sign in every step; over gaps the belief then relaxes to the prior, and what it still depends on
+    is a small difference.
     """
     T, dt = inputs.v.shape[1], inputs.dt
     if T <= UNSEEN_MEMORY and dt is None:
@@ -51,14 +55,22 @@ def _loses_track(inputs: ScanInputs) -> bool:
     # Some tokens tell at once in almost every call.
     if not (bool(inputs.lam_v[:, ::64].any()) or bool(inputs.lam_v.any())):
         return True
-    if (dt is None and T <= LONG_MEMORY) or T <= UNSEEN_MEMORY:
+    if T <= UNSEEN_MEMORY or (dt is None and T <= WEAK_MEMORY):
         return False
-    gap = 1.0 if dt is None else dt.detach().float().nanmean()
-    decay, noise = -gap * inputs.a_bar.detach().abs().log(), gap * inputs.p_bar.detach()
-    changes = (decay > 0) | (noise > 0)
-    unseen = changes & (decay < 2.0**-22) & (noise < 2.0**-22)
-    endless = (decay < 1.0 / LONG_MEMORY) & (noise < 1e-5)
-    return bool(unseen.any()) if T <= LONG_MEMORY else bool(endless.any())
+    a_bar, p_bar = inputs.a_bar.detach().abs(), inputs.p_bar.detach()
+    gap = torch.ones(()) if dt is None else dt.detach().float().nanmean()
+    if not bool(-gap * a_bar.max().log() < 1.0 / LONG_MEMORY):  # as in almost every call
+        return False
+    decay, noise = -gap * a_bar.log(), gap * p_bar
+    slow = decay < 1.0 / LONG_MEMORY
+    lost = slow & (noise < 1e-5) if T > LONG_MEMORY else torch.zeros_like(slow)
+    if dt is not None:
+        lost = lost | ((decay + noise > 0) & (decay < 2.0**-22) & (noise < 2.0**-22))
+    if T > WEAK_MEMORY:
+        k, lam_v = (x.detach()[:, ::64].double() for x in (inputs.k, inputs.lam_v))
+        phi = inputs.slots * (k * k).nanmean() * lam_v.nanmean()
+        lost = lost | (slow & (noise > 0) & (phi * noise < WEAK_MEMORY**-2))
+    return bool(lost.any())
 
 
 def _starts_far_off(inputs: ScanInputs) -> bool:
