@@ -186,6 +186,8 @@ def test_means_that_dwarf_the_values(hole: bool) -> None:
             assert check_scan(*args).acc_dtype == torch.float32
     noisy = (q, k, v, lam_v, a, p.fill_(0.1), state._replace(mean=1e5 * state.mean), None, None)
     assert check_scan(*noisy).acc_dtype == torch.float32
+    at_once = torch.zeros(1, 70)  # no noise comes without time
+    assert check_scan(*noisy, None, at_once).acc_dtype == torch.float64
 
 
 def test_values_on_a_device_are_not_looked_at() -> None:

@@ -58,7 +58,7 @@ def _loses_track(inputs: ScanInputs) -> bool:
     if T <= UNSEEN_MEMORY or (dt is None and T <= WEAK_MEMORY):
         return False
     a_bar, p_bar = inputs.a_bar.detach().abs(), inputs.p_bar.detach()
-    gap = torch.ones(()) if dt is None else dt.detach().float().nanmean()
+    gap = _mean_gap(inputs)
     if not bool(-gap * a_bar.max().log() < 1.0 / LONG_MEMORY):  # as in almost every call
         return False
     decay, noise = -gap * a_bar.log(), gap * p_bar
@@ -86,7 +86,13 @@ def _starts_far_off(inputs: ScanInputs) -> bool:
     far = _largest(mean) * _largest(k) / FAR_OFF
     if not bool(far > _largest(v[:, ::64])) or not bool(far > _largest(v)):
         return False
-    return bool(inputs.p_bar.detach().max() < 0.01 * inputs.variance_0.detach().max())
+    noise = _mean_gap(inputs) * inputs.p_bar.detach().max()
+    return bool(noise < 0.01 * inputs.variance_0.detach().max())
+
+
+def _mean_gap(inputs: ScanInputs) -> Tensor:
+    """Time between tokens on average."""
+    return torch.ones(()) if inputs.dt is None else inputs.dt.detach().float().nanmean()
 
 
 def _largest(x: Tensor) -> Tensor:
