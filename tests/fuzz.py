@@ -6,8 +6,8 @@ with exact 0 and 1, no process noise, precisions from 0 to 1e6, slots that share
 between tokens from 0 to 100 units, and what is not a number where there is no evidence. Now and
 then a larger call is run with 1 to 4 threads, which must not change a bit.
 
-A result that moves as far when every input is rounded once is not held against the engine: float32
-cannot tell it. Such results are counted.
+A result that moves as far when every input, and the belief after every token, is rounded once is
+not held against the engine: float32 cannot tell it. Such results are counted.
 """
 
 import argparse
