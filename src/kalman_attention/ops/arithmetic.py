@@ -83,7 +83,10 @@ def _starts_far_off(inputs: ScanInputs) -> bool:
     if inputs.v.shape[1] < 2 or inputs.mean_0.numel() == 0:
         return False
     mean, k, v = (x.detach() for x in (inputs.mean_0, inputs.k, inputs.v))
-    far = _largest(mean) * _largest(k) / FAR_OFF
+    furthest = _largest(mean)
+    if not bool(furthest > 0):  # the usual prior
+        return False
+    far = furthest * _largest(k) / FAR_OFF
     if not bool(far > _largest(v[:, ::64])) or not bool(far > _largest(v)):
         return False
     noise = _mean_gap(inputs) * inputs.p_bar.detach().max()
@@ -97,7 +100,7 @@ def _mean_gap(inputs: ScanInputs) -> Tensor:
 
 def _largest(x: Tensor) -> Tensor:
     """Magnitude of the largest entry that is a number."""
-    return x.double().nan_to_num(0.0, 0.0, 0.0).abs().max()
+    return x.nan_to_num(0.0, 0.0, 0.0).abs().max().double()
 
 
 def require_arithmetic(acc_dtype: torch.dtype, compute_dtype: torch.dtype) -> None:
