@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define KLA_ABI_VERSION 5
+#define KLA_ABI_VERSION 6
 #define KLA_CHUNK 64 /* tokens between two saved beliefs */
 
 #ifdef __cplusplus

@@ -38,6 +38,11 @@ def value_checks(enabled: bool = True) -> Iterator[None]:
         _check_values.reset(token)
 
 
+def checks_values() -> bool:
+    """Whether ``value_checks`` is on."""
+    return _check_values.get()
+
+
 def check_scan(
     q: Tensor,
     k: Tensor,

@@ -1,5 +1,6 @@
 // exp of a vector, to about one unit in the last place: x = n ln 2 + r, a Taylor polynomial in r, and n
 // put into the exponent. Below about -86.6 (float) or -707.7 (double) the result is 0, NaN stays NaN.
+// SiLU and softplus are made of it.
 #ifndef KLA_CPU_EXP_H
 #define KLA_CPU_EXP_H
 
@@ -62,6 +63,21 @@ KLA_INLINE Vec<T> exp(Vec<T> x) {
   const Int exponent = (Int)shifted - (Int)splat(C::kRound) + (C::kBias - 1);
   const Vec<T> scale = (Vec<T>)(exponent << C::kMantissa);
   return (ExpPolynomial<T, 0>::of(r) * scale) * T(2);
+}
+
+KLA_INLINE Vec<float> silu(Vec<float> x) { return x / (1.0f + exp<float>(-x)); }
+
+template <int Term>
+KLA_INLINE Vec<float> odd_series(Vec<float> z2) {
+  if constexpr (Term == 15) return splat(1.0f / Term);
+  else return odd_series<Term + 2>(z2) * z2 + 1.0f / Term;
+}
+
+// max(x, 0) + log(1 + t) with t = e^-|x|. The logarithm is 2 atanh(z) with z = t / (2 + t), which is at most 1/3:
+// eight terms of its series in z are exact to float32, also relative to a small t.
+KLA_INLINE Vec<float> softplus(Vec<float> x) {
+  const Vec<float> t = exp<float>(x > 0.0f ? -x : x), z = t / (2.0f + t);
+  return (x > 0.0f ? x : Vec<float>{}) + 2.0f * z * odd_series<1>(z * z);
 }
 
 }  // namespace KLA_ISA_NAMESPACE

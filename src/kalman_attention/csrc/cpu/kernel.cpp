@@ -107,8 +107,8 @@ int smooth(const kla_scan_params& p) { return with_types<SmoothCall, kBackwardWi
 
 }  // namespace
 
-extern const Kernels kernels{forward,     backward,       smooth,         filter_map,
-                             adjoint_map, frames_forward, frames_backward};
+extern const Kernels kernels{forward,        backward,        smooth,  filter_map, adjoint_map,
+                             frames_forward, frames_backward, product, layer_step};
 
 }  // namespace KLA_ISA_NAMESPACE
 }  // namespace kla

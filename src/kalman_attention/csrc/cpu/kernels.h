@@ -4,6 +4,9 @@
 
 #include "../kla_scan.h"
 
+struct kla_product_params;
+struct kla_layer_params;
+
 namespace kla {
 
 struct Kernels {
@@ -14,16 +17,24 @@ struct Kernels {
   int (*adjoint_map)(const kla_scan_params&, const kla_scan_grads&, void*);
   int (*frames_forward)(const kla_frames_params&);
   int (*frames_backward)(const kla_frames_params&, const kla_frames_grads&);
+  int (*product)(const kla_product_params&);
+  int (*layer_step)(const kla_layer_params&);
 };
 
 namespace baseline {
 extern const Kernels kernels;
+int product(const kla_product_params&);
+int layer_step(const kla_layer_params&);
 }
 namespace avx2 {
 extern const Kernels kernels;
+int product(const kla_product_params&);
+int layer_step(const kla_layer_params&);
 }
 namespace avx512 {
 extern const Kernels kernels;
+int product(const kla_product_params&);
+int layer_step(const kla_layer_params&);
 }
 
 }  // namespace kla

@@ -2,6 +2,7 @@
 #include <exception>
 #include <new>
 
+#include "../kla_decode.h"
 #include "../kla_scan.h"
 #include "kernels.h"
 #include "parallel.h"
@@ -63,6 +64,33 @@ int check(const kla_frames_params* p) {
   return choose(p->isa) ? KLA_OK : KLA_ERROR_ISA;
 }
 
+bool few_rows(int64_t R, int64_t threads, int64_t dtype) {
+  return R >= 1 && R <= KLA_FEW_ROWS && threads >= 1 && (dtype == KLA_FLOAT32 || dtype == KLA_BFLOAT16);
+}
+
+bool has_shape(const kla_matrix& m, int64_t out, int64_t in) {
+  return m.weight != nullptr && m.out == out && m.in == in;
+}
+
+int check(const kla_product_params* p) {
+  if (p == nullptr || p->abi != KLA_ABI_VERSION) return KLA_ERROR_ABI;
+  if (!few_rows(p->R, p->threads, p->dtype)) return KLA_ERROR_ARGUMENT;
+  if (p->matrix.out < 0 || p->matrix.in < 0) return KLA_ERROR_ARGUMENT;
+  return choose(p->isa) ? KLA_OK : KLA_ERROR_ISA;
+}
+
+int check(const kla_layer_params* p) {
+  if (p == nullptr || p->abi != KLA_ABI_VERSION) return KLA_ERROR_ABI;
+  if (!few_rows(p->R, p->threads, p->dtype)) return KLA_ERROR_ARGUMENT;
+  if (p->N < 1 || p->D < 1 || p->K < 0 || p->G < 1 || p->N % p->G != 0) return KLA_ERROR_ARGUMENT;
+  if (p->link < KLA_LINK_INVERSE_SOFTPLUS || p->link > KLA_LINK_EXP) return KLA_ERROR_ARGUMENT;
+  const int64_t width = p->in_proj.in, evidence = (p->project_value ? 2 : 1) * p->D + 2 * p->N;
+  const bool fit = width >= 1 && has_shape(p->in_proj, 2 * p->D, width) &&
+                   has_shape(p->evidence_proj, evidence, p->D) && has_shape(p->out_proj, width, p->D);
+  if (!fit) return KLA_ERROR_ARGUMENT;
+  return choose(p->isa) ? KLA_OK : KLA_ERROR_ISA;
+}
+
 template <class Params, class F>
 int guarded(const Params* p, F run) {
   if (const int status = check(p)) return status;
@@ -110,6 +138,14 @@ int kla_frames_backward(const kla_frames_params* params, const kla_frames_grads*
   if (grads == nullptr) return KLA_ERROR_ARGUMENT;
   return guarded(params,
                  [&](const kla::Kernels& kernels) { return kernels.frames_backward(*params, *grads); });
+}
+
+int kla_product(const kla_product_params* params) {
+  return guarded(params, [&](const kla::Kernels& kernels) { return kernels.product(*params); });
+}
+
+int kla_layer_step(const kla_layer_params* params) {
+  return guarded(params, [&](const kla::Kernels& kernels) { return kernels.layer_step(*params); });
 }
 
 const char* kla_status_text(int status) {

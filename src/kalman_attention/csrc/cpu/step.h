@@ -15,9 +15,10 @@ struct StepScratch {
   T *v, *lam_v, *dt, *y, *y_var;  // [D]
   T *k, *q;                       // [N]
 
-  StepScratch(Arena& arena, const kla_scan_params& p) {
-    for (T** x : {&v, &lam_v, &dt, &y, &y_var}) *x = arena.take<T>(p.D);
-    for (T** x : {&k, &q}) *x = arena.take<T>(p.N);
+  StepScratch() = default;
+  StepScratch(Arena& arena, int64_t D, int64_t N) {
+    for (T** x : {&v, &lam_v, &dt, &y, &y_var}) *x = arena.take<T>(D);
+    for (T** x : {&k, &q}) *x = arena.take<T>(N);
   }
 };
 
@@ -65,14 +66,28 @@ struct StepRow {
   }
 };
 
+// Channels [begin, end) of row r; a range that begins at a multiple of the lanes gives the bits of the whole row.
 template <class T, bool GAPS, bool VAR>
-void step_row(const kla_scan_params& p, int64_t r, const StepScratch<T>& x) {
+void step_channels(const kla_scan_params& p, int64_t r, int64_t begin, int64_t end, const StepScratch<T>& x) {
   const StepRow<T> row(p, r);
   for (int64_t g = 0; g < p.G; ++g) {
-    int64_t d = 0;
-    for (; d + kLanes<T> <= p.D; d += kLanes<T>) row.template step<Vec<T>, GAPS, VAR>(g, d, x);
-    for (; d < p.D; ++d) row.template step<T, GAPS, VAR>(g, d, x);
+    int64_t d = begin;
+    for (; d + kLanes<T> <= end; d += kLanes<T>) row.template step<Vec<T>, GAPS, VAR>(g, d, x);
+    for (; d < end; ++d) row.template step<T, GAPS, VAR>(g, d, x);
   }
+}
+
+template <class T, bool GAPS, bool VAR>
+void step_row(const kla_scan_params& p, int64_t r, const StepScratch<T>& x) {
+  step_channels<T, GAPS, VAR>(p, r, 0, p.D, x);
+}
+
+// A row without a token: the belief stays as it was.
+template <class T>
+void keep_row(const kla_scan_params& p, int64_t r) {
+  const StepRow<T> row(p, r);
+  memcpy(row.mu_new, row.mu, static_cast<size_t>(p.N * p.D) * sizeof(T));
+  memcpy(row.s_new, row.s, static_cast<size_t>(p.G * p.D) * sizeof(T));
 }
 
 template <class T>
@@ -89,9 +104,7 @@ void step_task(const kla_scan_params& p, int64_t r, StepScratch<T>& x) {
   std::fill(x.y_var, x.y_var + p.D, T(0));
   const char* mask = static_cast<const char*>(p.mask.data);
   if (mask != nullptr && !mask[r * p.mask.stride_b]) {
-    const StepRow<T> row(p, r);
-    memcpy(row.mu_new, row.mu, static_cast<size_t>(p.N * p.D) * sizeof(T));
-    memcpy(row.s_new, row.s, static_cast<size_t>(p.G * p.D) * sizeof(T));
+    keep_row<T>(p, r);
   } else {
     load_token(p.v, p.D, x.v);
     load_token(p.lam_v, p.D, x.lam_v);
@@ -115,12 +128,12 @@ template <class T>
 int run_step(const kla_scan_params& p) {
   const int64_t threads = std::min(useful_threads(p), std::max<int64_t>(1, p.R));
   Arena measure(nullptr);
-  StepScratch<T>(measure, p);
+  StepScratch<T>(measure, p.D, p.N);
   const Block block(measure.used() * static_cast<size_t>(threads));
   if (!block) return KLA_ERROR_MEMORY;
   auto task = [&](int64_t r, int worker) {
     Arena arena(block.data() + measure.used() * static_cast<size_t>(worker));
-    StepScratch<T> x(arena, p);
+    StepScratch<T> x(arena, p.D, p.N);
     step_task(p, r, x);
   };
   parallel_for(threads, p.pool, p.R, task);
