@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from kalman_attention import load_model, save_model
-from kalman_attention.models.generation import Sampling, arrange_for_decoding
+from kalman_attention.models.generation import Sampling
 from kalman_attention.nn.mixer import state_tensors
 from tests.models.small import PLANS, VOCABULARY, small, text
 
@@ -46,28 +45,9 @@ def test_padded_batches_equal_singles(plan, left):
         )
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_arranged_for_decoding_it_is_the_same_model(tied, tmp_path):
-    model, ids = small("attention + kla", tie_embeddings=tied, mlp="swiglu"), text(2, 5)
-    before = {name: p.clone() for name, p in model.named_parameters()}
-    expected, logits = model.generate(ids, max_new_tokens=7).tokens, model(ids).logits
-    arrange_for_decoding(model)
-    assert model.head.weight.stride() == (1, model.head.weight.shape[0])
-    assert (model.head.weight is model.embedding.weight) == tied
-    for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, before[name]), name
-    torch.testing.assert_close(model(ids).logits, logits, rtol=1e-5, atol=1e-6)
-    assert torch.equal(model.generate(ids, max_new_tokens=7).tokens, expected)
-    model.loss(ids[:, :-1], ids[:, 1:]).backward()
-    save_model(model, tmp_path)
-    for name, parameter in load_model(tmp_path).named_parameters():
-        assert torch.equal(parameter, before[name]), name
-
-
 @every_plan
 def test_short_weights_decode_with_long_beliefs(plan):
     model, ids = small(plan).bfloat16(), text(2, 5)
-    arrange_for_decoding(model)
     found = model.prefill(ids)
     for block, state in zip(model.stack(), found.states, strict=True):
         if block.kind == "kla":

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Mask
+from kalman_attention.nn.decoding import project
 from kalman_attention.nn.mixer import LayerOutput, Mixer
 from kalman_attention.nn.norms import rms_norm
 from kalman_attention.nn.packing import mix_documents
@@ -167,14 +168,15 @@ class Attention(Mixer):
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
         state = self.init_state(B, like=x) if state is None else state
-        q, k, v = self.qkv_proj(x).unflatten(-1, (3, self.config.heads, -1)).unbind(2)
+        qkv = torch.unflatten(project(self.qkv_proj, x), -1, (3, self.config.heads, -1))
+        q, k, v = qkv.unbind(2)
         ordinal = torch.arange(T, device=x.device) if mask is None else mask.cumsum(1) - 1
         positions = state.seen.unsqueeze(1) + ordinal  # [B, T]
         q, k = (self._place(z, positions) for z in (q, k))
         old, (k, v) = state, (z.transpose(1, 2) for z in (k, v))
         state, keys, values = (_put if isinstance(old.length, Tensor) else _append)(old, k, v, mask)
         y = self._attend(q.transpose(1, 2), keys, values, state.real, old.length)
-        y = self.out_proj(y.transpose(1, 2).flatten(2))
+        y = project(self.out_proj, y.transpose(1, 2).flatten(2))
         if mask is not None:
             y = y.masked_fill(~mask.unsqueeze(-1), 0.0)
         return LayerOutput(y, None, state)

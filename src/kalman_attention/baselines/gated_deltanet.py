@@ -29,6 +29,7 @@ from kalman_attention.baselines.chunks import (
 from kalman_attention.baselines.fla_kernels import fla_kernel
 from kalman_attention.baselines.head_sizes import HeadSizes
 from kalman_attention.baselines.matrix_mixer import MatrixMixer
+from kalman_attention.nn.decoding import project
 from kalman_attention.nn.float32 import (
     KeepsFloat32,
     at_least_float32,
@@ -141,7 +142,7 @@ class GatedDeltaNet(MatrixMixer):
         self, x: Tensor, state: GatedDeltaNetState, mask: Mask | None, *, parallel: bool
     ) -> tuple[Tensor, GatedDeltaNetState]:
         c = self.config
-        stream, gate, rate, step = self.in_proj(x).split(self._split, -1)
+        stream, gate, rate, step = torch.split(project(self.in_proj, x), self._split, -1)
         stream, window = self.conv(stream, state.conv, mask)
         q, k, v = split_heads(nn.functional.silu(stream), self._heads, c.num_heads)
         # The published floor: 1e-6 is added to the squared length.
@@ -156,7 +157,7 @@ class GatedDeltaNet(MatrixMixer):
         rule = delta_chunked if parallel else delta_recurrence
         y, matrix = rule(q / math.sqrt(c.key_dim), k, v, log_alpha, beta, state.matrix)
         y = self.norm(y.to(x.dtype)).flatten(2) * nn.functional.silu(gate)
-        return self.out_proj(y), GatedDeltaNetState(window, matrix)
+        return project(self.out_proj, y), GatedDeltaNetState(window, matrix)
 
 
 @without_autocast

@@ -21,6 +21,7 @@ from kalman_attention.baselines.chunks import carry, chunk_size, from_chunks, sp
 from kalman_attention.baselines.fla_kernels import fla_kernel
 from kalman_attention.baselines.head_sizes import HeadSizes
 from kalman_attention.baselines.matrix_mixer import MatrixMixer
+from kalman_attention.nn.decoding import project
 from kalman_attention.nn.float32 import (
     Float32Linear,
     at_least_float32,
@@ -93,15 +94,17 @@ class GLA(MatrixMixer):
         self, x: Tensor, state: GLAState, mask: Mask | None, *, parallel: bool
     ) -> tuple[Tensor, GLAState]:
         c = self.config
-        q, k, v, gate = split_heads(self.in_proj(x), self._split, c.num_heads)
-        (logit,) = split_heads(self.decay_up(self.decay_down(x)), self._split[:1], c.num_heads)
+        q, k, v, gate = split_heads(project(self.in_proj, x), self._split, c.num_heads)
+        (logit,) = split_heads(
+            self.decay_up(project(self.decay_down, x)), self._split[:1], c.num_heads
+        )
         log_alpha = nn.functional.logsigmoid(logit) / c.gate_logit_normalizer
         if mask is not None:
             log_alpha = log_alpha.masked_fill(~mask[:, :, None, None], 0.0)
         rule = gla_chunked if parallel else gla_recurrence
         y, matrix = rule(q / math.sqrt(c.key_dim), k, v, log_alpha, state.matrix)
         y = self.norm(y.to(x.dtype)) * nn.functional.silu(gate)
-        return self.out_proj(y.flatten(2)), GLAState(matrix)
+        return project(self.out_proj, y.flatten(2)), GLAState(matrix)
 
 
 @without_autocast

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from kalman_attention._typing import Belief, Dynamics, Keys, Mask, Values
 from kalman_attention.baselines import mamba_kernels
+from kalman_attention.nn.decoding import project
 from kalman_attention.nn.float32 import KeepsFloat32, at_least_float32
 from kalman_attention.nn.links import inverse_softplus, log_uniform
 from kalman_attention.nn.mixer import LayerOutput, Mixer, Skip
@@ -188,7 +189,7 @@ class Mamba(Mixer):
         self._check(x, mask, cu_seqlens)
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)  # whatever stands in padding, even NaN
-        stream, gate = self.in_proj(x).chunk(2, -1)  # [B, T, D] each
+        stream, gate = project(self.in_proj, x).chunk(2, -1)  # [B, T, D] each
         window, hidden = (None, None) if state is None else state
         u, window = self.conv(stream, window, mask, cu_seqlens)
         inputs, A = self.select(nn.functional.silu(u))
@@ -210,7 +211,7 @@ class Mamba(Mixer):
         self._check(x, mask, axes=2)
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
-        stream, gate = self.in_proj(x).chunk(2, -1)  # [B, D] each
+        stream, gate = project(self.in_proj, x).chunk(2, -1)  # [B, D] each
         u, window = self.conv(stream, state.conv, mask)
         inputs, A = self.select(nn.functional.silu(u).unsqueeze(1))
         now = None if mask is None else mask.unsqueeze(1)
@@ -220,16 +221,15 @@ class Mamba(Mixer):
 
     def select(self, u: Values) -> tuple[SelectiveInputs, Dynamics]:
         """What the tokens let into the state and read from it, and the decay rates A."""
-        low, B, C = self.select_proj(u).split(self._split, -1)
-        dt, A = self.state_space(self.dt_proj(low))
+        low, B, C = torch.split(project(self.select_proj, u), self._split, -1)
+        dt, A = self.state_space(project(self.dt_proj, low))
         return SelectiveInputs(u, dt, B, C), A
 
     def write(self, y: Values, u: Values, gate: Tensor) -> Tensor:
         """From the scan's output to the layer's: norm, skip, gate, output projection."""
         if self.readout_norm is not None:
             y = self.readout_norm(y)
-        out: Tensor = self.out_proj(self.skip(y, u) * nn.functional.silu(gate))
-        return out
+        return project(self.out_proj, self.skip(y, u) * nn.functional.silu(gate))
 
     def _scan(
         self,

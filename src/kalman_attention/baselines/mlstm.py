@@ -32,6 +32,7 @@ from kalman_attention.baselines.chunks import (
     to_chunks,
 )
 from kalman_attention.baselines.matrix_mixer import MatrixMixer
+from kalman_attention.nn.decoding import project
 from kalman_attention.nn.float32 import (
     Float32Linear,
     at_least_float32,
@@ -252,7 +253,7 @@ class MLSTM(MatrixMixer):
         self, x: Tensor, state: MLSTMState, mask: Mask | None, *, parallel: bool
     ) -> tuple[Tensor, MLSTMState]:
         c = self.config
-        stream, gate = self.in_proj(x).chunk(2, -1)
+        stream, gate = project(self.in_proj, x).chunk(2, -1)
         u, window = self.conv(stream, state.conv, mask)
         u = nn.functional.silu(u)
         qkv = torch.cat([self.q_proj(u), self.k_proj(u), self.v_proj(stream)], -1)
@@ -266,7 +267,7 @@ class MLSTM(MatrixMixer):
         k = k / math.sqrt(k.shape[-1])
         y, matrix, m = rule(q, k, v, log_i, log_f, state.matrix, state.stabiliser)
         y = self.skip(self.norm(y).to(x.dtype), u)
-        y = self.out_proj(y * nn.functional.silu(gate))
+        y = project(self.out_proj, y * nn.functional.silu(gate))
         return y, MLSTMState(window, matrix, m)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from kalman_attention._typing import Mask
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.mixers import MIXERS
+from kalman_attention.nn.decoding import project
 from kalman_attention.nn.kla import KLA
 from kalman_attention.nn.mixer import Mixer
 from kalman_attention.nn.norms import RMSNorm
@@ -31,14 +32,13 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Mix the channels of ``[..., d_model]``."""
-        h = self.in_proj(x)
+        h = project(self.in_proj, x)
         if self.kind == "swiglu":
             gate, value = h.chunk(2, -1)
             h = nn.functional.silu(gate) * value
         else:
             h = nn.functional.relu(h).square()
-        y: Tensor = self.out_proj(h)
-        return y
+        return project(self.out_proj, h)
 
 
 class BlockOutput(NamedTuple):
@@ -47,7 +47,8 @@ class BlockOutput(NamedTuple):
     Attributes:
         y: the residual stream after the block, ``[B, T, d_model]`` or ``[B, d_model]``.
         state: of the mixer; of several blocks, one each.
-        readout: the posterior of the mixer's read-out, None for a mixer without one.
+        readout: the posterior of the mixer's read-out; None for a mixer without one, and where one
+            token went through without anything of it being asked for.
     """
 
     y: Tensor
@@ -97,9 +98,13 @@ class Block(nn.Module):
             generator: source of its randomness.
             hold: stop at the posterior: ``y`` is x as it came in, and ``resume`` goes on.
         """
+        with_variance = return_variance or sample or hold
+        if x.dim() == 2 and not with_variance and isinstance(self.mixer, KLA):
+            decoded = self.mixer.decode(x, state, mask, self.norm)
+            if decoded is not None:
+                return BlockOutput(self._channels(decoded.y), decoded.state, None)
         h = self.norm(x)
         if isinstance(self.mixer, KLA):
-            with_variance = return_variance or sample or hold
             read = self.mixer.read(h, state, mask, cu_seqlens, return_variance=with_variance)
             read = read._replace(context=(*read.context, x))
             if hold:

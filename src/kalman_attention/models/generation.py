@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kalman_attention._typing import Mask
 from kalman_attention.models.uncertainty import Prediction, predict, predict_readout
@@ -99,23 +99,6 @@ class _Look(NamedTuple):
         log_probs, entropy, aleatoric, epistemic = self.prediction
         log_prob = log_probs.gather(-1, token.unsqueeze(-1)).squeeze(-1)
         return TokenUncertainty(entropy, log_prob, self.variance, aleatoric, epistemic)
-
-
-@torch.no_grad()
-def arrange_for_decoding(model: nn.Module) -> None:
-    """Lay out the matrices of a model in the order in which a single token reads them.
-
-    On a CPU, torch multiplies one row by a matrix that is stored column by column at the speed of
-    the memory, and by one stored row by row at a fraction of it. Values and shapes stay; products
-    may differ in their last bits. Batches and training neither gain nor lose much.
-
-    Args:
-        model: native, or of transformers; changed in place.
-    """
-    for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if isinstance(module, nn.Linear) and type(weight) is nn.Parameter:
-            weight.data = weight.data.t().contiguous().t()
 
 
 def generate(

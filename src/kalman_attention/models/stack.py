@@ -14,6 +14,7 @@ from kalman_attention.models.block import Block, BlockOutput
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.scaffold import Encoder, make_decoder, make_encoder
 from kalman_attention.models.vocabulary import Embedding, Head
+from kalman_attention.nn.decoding import project
 from kalman_attention.nn.norms import RMSNorm
 from kalman_attention.nn.readout import Readout
 
@@ -165,7 +166,7 @@ class BlockStack(nn.Module):
 
     def head_logits(self, x: Tensor) -> Tensor:
         """Logits from what the head sees (``ModelOutput.hidden``)."""
-        logits: Tensor = self.head(x)
+        logits = project(self.head, x)
         cap = self.options.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

@@ -24,6 +24,7 @@ from kalman_attention._typing import Mask, Values
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.nn.config import KLAConfig
 from kalman_attention.nn.context import Context
+from kalman_attention.nn.decoding import decode_token, project
 from kalman_attention.nn.float32 import at_least_float32
 from kalman_attention.nn.links import inverse_precision, value_precision
 from kalman_attention.nn.mixer import Bias, LayerOutput, Mixer, Skip
@@ -179,7 +180,28 @@ class KLA(Mixer):
     ) -> LayerOutput:
         """One token ``[B, d_model]`` (mask, dt ``[B]``); equal to ``mix`` on sequences of one."""
         self._check(x, mask, axes=2)
+        if dt is None and not return_variance:
+            found = self.decode(x, state, mask)
+            if found is not None:
+                return found
         return self._through(self.read(x, state, mask, dt=dt, return_variance=return_variance))
+
+    def decode(
+        self, x: Tensor, state: LayerState, mask: Mask | None = None, norm: RMSNorm | None = None
+    ) -> LayerOutput | None:
+        """``step`` in one native call, or None where that has to be done in torch operations.
+
+        Args:
+            x: ``[B, d_model]``.
+            state: of the last call.
+            mask: ``[B]`` bool, False where a row has no token.
+            norm: a norm before the layer; y is then x + layer(norm(x)), the whole residual branch.
+        """
+        found = decode_token(self, x, state, mask, norm)
+        if found is None:
+            return None
+        new = LayerState(found.window, KLAState(found.mean, found.variance))
+        return LayerOutput(found.x, None, new)
 
     def read(
         self,
@@ -198,7 +220,7 @@ class KLA(Mixer):
         """
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)  # whatever stands in padding, even NaN
-        stream, gate = self.in_proj(x).chunk(2, -1)  # [B, T, D] each
+        stream, gate = project(self.in_proj, x).chunk(2, -1)  # [B, T, D] each
         if self.gate_bias is not None:
             gate = self.gate_bias(gate)
         window, belief = (None, None) if state is None else state
@@ -218,20 +240,22 @@ class KLA(Mixer):
                 multiplied by it.
         """
         config = self.config
-        value, raw, step, key_query, turn = self.evidence_proj(u).split(self._split, -1)
+        parts = torch.split(project(self.evidence_proj, u), self._split, -1)
+        value, raw, step, key_query, turn = parts
         if self.precision_up is not None:
-            raw = self.precision_up(raw)
+            raw = project(self.precision_up, raw)
         lam_v = value_precision(raw, config.precision_link, config.precision_floor)
-        key_query = key_query.unflatten(-1, (2, config.d_state))
+        key_query = torch.unflatten(key_query, -1, (2, config.d_state))
         if config.qk_norm:
             key_query = l2_norm(key_query)
         k, q = key_query.unbind(-2)
         if self.step_up is not None and self.steps is not None:
-            chosen = self.steps(self.step_up(step))
+            chosen = self.steps(project(self.step_up, step))
             dt = chosen if dt is None else chosen * dt.unsqueeze(-1)
         u_h = None
         if config.num_reflections:
-            u_h = turn.unflatten(-1, (config.num_reflections, config.blocks, config.shared_slots))
+            shape = (config.num_reflections, config.blocks, config.shared_slots)
+            u_h = torch.unflatten(turn, -1, shape)
         return Evidence(q, k, u if config.value == "stream" else value, lam_v, dt, u_h)
 
     def write(self, latent: Values, stream: Tensor, gate: Tensor) -> Tensor:
@@ -249,8 +273,7 @@ class KLA(Mixer):
             latent = self.readout_norm(latent)
         if self.skip is not None:
             latent = self.skip(latent, stream)
-        y: Tensor = self.out_proj(latent * nn.functional.silu(gate))
-        return y
+        return project(self.out_proj, latent * nn.functional.silu(gate))
 
     def _first_window(self, rows: int, like: Tensor) -> Tensor:
         if self.conv is None:

@@ -147,7 +147,8 @@ class LatentPrior(KeepsFloat32):
         return a, p, dt
 
     def _fingerprint(self) -> tuple[Any, ...]:
-        own = (self.log_a, self.raw_p, self.raw_dt)
+        # From the dictionary: decoding asks for every token, and attributes take longer to find.
+        own = map(self._parameters.get, ("log_a", "raw_p", "raw_dt"))
         return tuple(
             (x.data_ptr(), None if x.is_inference() else x._version) for x in own if x is not None
         )

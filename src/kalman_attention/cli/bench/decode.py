@@ -13,10 +13,12 @@ from kalman_attention import KLAConfig, LanguageModel, LanguageModelConfig
 from kalman_attention.cli.bench.layer import settings
 from kalman_attention.cli.bench.measure import fastest, save_results
 from kalman_attention.cli.table import render
-from kalman_attention.models.generation import arrange_for_decoding
 
 _PREFILL = 1024  # tokens per chunk of the prompt
 _VOCABULARY = 1024
+_ROW = 1024  # numbers in a row of the matrix whose reading is the bound
+_DTYPES = (torch.float32, torch.bfloat16)
+_COLUMNS = ("milliseconds", "bound", "ratio")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,12 +39,11 @@ def run(args: argparse.Namespace) -> int:
         low, high = min(times[name]), max(times[name])
         print(f"{name}: slowest context takes {high / low:.2f} x the fastest")
     rows = [{"model": n, "contexts": args.contexts, "milliseconds": times[n]} for n in names]
-    bytes_once = against_memory(args)
-    print(f"\n{args.preset}, batch 1, ms per token; reading its matrices once is the bound\n")
-    bound = bytes_once["matrices read once"]
-    told = [[name, f"{ms:.2f}", f"{ms / bound:.2f}"] for name, ms in bytes_once.items()]
-    print(render(["weights", "ms", "of the bound"], told))
-    found = {"settings": settings(args), "rows": rows, args.preset: bytes_once}
+    ratios = against_memory(args)
+    print(f"\n{args.preset}, batch 1, ms per token; the bound is one reading of its matrices\n")
+    told = [[row["weights"], *(f"{row[name]:.2f}" for name in _COLUMNS)] for row in ratios]
+    print(render(["weights", "ms", "bound ms", "of the bound"], told))
+    found = {"settings": settings(args), "rows": rows, args.preset: ratios}
     save_results(args.out / "decode.json", found)
     print(f"\nresults: {args.out / 'decode.json'}")
     if not args.no_plot:
@@ -85,31 +86,40 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
 
 
 @torch.no_grad()
-def against_memory(args: argparse.Namespace) -> dict[str, float]:
-    """Milliseconds per token of a preset, by layout and type of its weights, and of its bytes."""
+def against_memory(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time per token of a preset, by type of its weights, and the time that its bytes take."""
     plain = LanguageModel(args.preset).eval()
-    arranged = copy.deepcopy(plain)
-    arrange_for_decoding(arranged)
-    models = {
-        "float32, row by row": plain,
-        "float32, arranged": arranged,
-        "bfloat16, arranged": copy.deepcopy(arranged).bfloat16(),
-    }
     runs: dict[str, Callable[[], None]] = {}
-    for name, model in models.items():
+    for dtype in _DTYPES:
+        model = copy.deepcopy(plain).to(dtype)
         token, states = prefill(model, 1, 1, args.tokens)
-        runs[name] = functools.partial(decode, model, token, states, args.tokens)
-    matrices = [x.weight for x in plain.modules() if isinstance(x, torch.nn.Linear)]
-    runs["matrices read once"] = functools.partial(read, matrices, args.tokens)
-    found = fastest(runs, most=args.repeats, seconds=args.seconds / 4)
-    return {name: 1e3 / args.tokens * seconds for name, seconds in found.items()}
+        runs[str(dtype)] = functools.partial(decode, model, token, states, args.tokens)
+        for name, read in readings(model).items():
+            runs[f"{dtype} {name}"] = functools.partial(repeat, read, args.tokens)
+    least = fastest(runs, most=args.repeats, seconds=args.seconds / 4)
+    rows = []
+    for weights in map(str, _DTYPES):
+        times = [1e3 / args.tokens * s for name, s in least.items() if name.startswith(weights)]
+        ms, bound = times[0], min(times[1:])
+        values = (ms, bound, ms / bound)
+        rows.append(
+            {"weights": weights.removeprefix("torch."), **dict(zip(_COLUMNS, values, strict=True))}
+        )
+    return rows
 
 
-def read(matrices: list[torch.Tensor], times: int) -> None:
-    """Bring all numbers from memory: their sum is the cheapest use of them."""
+def readings(model: LanguageModel) -> dict[str, Callable[[], object]]:
+    """Ways to read as many bytes as a token needs, all at once; the faster one is the bound."""
+    matrices = [x.weight for x in model.modules() if isinstance(x, torch.nn.Linear)]
+    numbers = sum(x.numel() * x.element_size() for x in matrices) // 4
+    matrix, vector = torch.randn(numbers // _ROW, _ROW), torch.randn(_ROW)
+    return {"sum": matrix.sum, "product": functools.partial(torch.mv, matrix, vector)}
+
+
+def repeat(call: Callable[[], object], times: int) -> None:
+    """Call something several times."""
     for _ in range(times):
-        for matrix in matrices:
-            matrix.sum()
+        call()
 
 
 def build(mixer: str, args: argparse.Namespace) -> LanguageModel:

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from kalman_attention.evaluation.checkpoint import load_checkpoint, naming, newest_run
-    from kalman_attention.models.generation import Sampling, arrange_for_decoding, stream
+    from kalman_attention.models.generation import Sampling, stream
 
     if args.checkpoint is None:
         args.checkpoint, args.prompt = newest_run(RUNS), ""
@@ -103,7 +103,6 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.dtype is not None:
         model.to(getattr(torch, args.dtype))
-    arrange_for_decoding(model)
     prompt = read_prompt(args.prompt)
     ids = torch.tensor([[tokenizer.bos, *tokenizer.encode(prompt)]], device=args.device)
     generator = torch.Generator(args.device)

@@ -32,6 +32,7 @@ from kalman_attention.models.language_model import LanguageModel
 from kalman_attention.models.stack import Variances, read_loss, walk
 from kalman_attention.models.uncertainty import Uncertainty, predictions
 from kalman_attention.models.vocabulary import Embedding, Head
+from kalman_attention.nn.decoding import project
 from kalman_attention.nn.float32 import KeepsFloat32
 from kalman_attention.nn.norms import RMSNorm
 from kalman_attention.nn.readout import Readout
@@ -463,7 +464,7 @@ class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
         return self._logits(self.model.norm(x))
 
     def _logits(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.lm_head(x)
+        logits = project(self.lm_head, x)
         cap = self.config.final_logit_softcapping
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
