@@ -37,6 +37,9 @@ REFLECTIONS = {"parity": 1, "s5": 4}
 """Reflections of a rotating block, two unless said. One is enough for parity, and two that are not
 quite equal would turn a little further with every token. An element of S5 is up to four
 transpositions, each a reflection of the representation in four dimensions."""
+SLOTS = {"s5": 8}
+"""Slots of a rotating block, four unless said. A fixed number of reflections has a fixed
+determinant, and that of a permutation is its sign: S5 needs a fifth dimension for it."""
 
 LONGER = {"lstm": 3}
 """How many times the updates of the others: the upper reference learns more slowly, and with equal
@@ -188,7 +191,10 @@ def _model(setting: TrackingScale, name: str, task: str, depth: int) -> Language
     d_model, mixer = setting.d_model, MODELS[name]
     options: dict[str, Any] = {
         "rotating-kla": lambda: KLAConfig.tracking(
-            d_model=d_model, d_state=setting.d_state, num_reflections=REFLECTIONS.get(task, 2)
+            d_model=d_model,
+            d_state=setting.d_state,
+            shared_slots=SLOTS.get(task, 4),
+            num_reflections=REFLECTIONS.get(task, 2),
         ),
         "kla": lambda: KLAConfig(d_model=d_model, d_state=setting.d_state),
         "gated-deltanet-negative": lambda: GatedDeltaNetConfig(
