@@ -65,7 +65,11 @@ def test_cells_differ_in_model_group_depth_and_seed_only():
         assert f"{len(run.model.layers)}blocks" == labels["depth"]
         first = next(c.run for c in found if c.labels["task"] == labels["task"])
         updates = {"seed": 0, "max_steps": 2_000, "eval_every": 100}
-        assert run.training.max_steps == (6_000 if labels["model"] == "lstm" else 2_000)
+        slow = labels["model"] == "lstm" or (labels["model"], labels["task"]) == (
+            "rotating-kla",
+            "s5",
+        )
+        assert run.training.max_steps == (6_000 if slow else 2_000)
         training = dataclasses.replace(run.training, **updates)
         assert dataclasses.replace(run, model=first.model, training=training) == first
 
@@ -75,3 +79,15 @@ def test_only_the_rotating_form_turns(task):
     turning = {c.labels["model"] for c in cells("cpu") if c.labels["task"] == task
                and c.run.model.kla is not None and c.run.model.kla.num_reflections}  # fmt: skip
     assert turning == {"rotating-kla"}
+
+
+def test_s5_gets_blocks_that_can_hold_it():
+    """Its faithful representations in four dimensions have odd elements of determinant -1."""
+    (layer,) = {
+        c.run.model.kla
+        for c in cells("cpu")
+        if c.labels["model"] == "rotating-kla" and c.labels["task"] == "s5"
+    }
+    assert layer.shared_slots > 4
+    assert layer.num_reflections % 2 == 0  # the same determinant for every token
+    assert layer.num_reflections >= 4  # a cycle of five corners is four transpositions
