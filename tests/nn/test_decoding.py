@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 from kalman_attention import KLA, KLAConfig, use_engine, value_checks
 from kalman_attention.nn import decoding
@@ -270,6 +271,16 @@ def test_products_inside_vmap():
     x = torch.randn(5, 1, 37)
     found = torch.func.vmap(lambda z: project(layer.in_proj, z))(x)
     torch.testing.assert_close(found, layer.in_proj(x))
+
+
+def test_a_compiled_product_has_one_graph_for_every_batch():
+    layer, *_ = make()
+    torch._dynamo.reset()
+    counters.clear()
+    run = torch.compile(lambda z: project(layer.in_proj, z), backend="eager", dynamic=True)
+    for rows in (3, 4, 5, 9):
+        run(torch.randn(rows, 37))
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_wrong_states_are_reported_as_ever():

@@ -52,8 +52,7 @@ def project(linear: nn.Module, x: Tensor) -> Tensor:
         linear: usually an ``nn.Linear``; one that was replaced, quantised or hooked is called.
         x: ``[B, in]`` or ``[B, 1, in]``; anything else goes to ``linear`` as well.
     """
-    one = x.dim() == 2 or (x.dim() == 3 and x.shape[1] == 1)
-    if one and isinstance(linear, nn.Linear) and can_decode(x) and _is_plain(linear, nn.Linear):
+    if can_decode(x) and isinstance(linear, nn.Linear) and _is_plain(linear, nn.Linear):
         weight, bias = linear.weight, linear.bias
         fits = x.shape[-1] == weight.shape[-1]  # a wrong width is for torch to report
         if fits and is_stored(weight, x.dtype) and is_stored(bias, x.dtype):

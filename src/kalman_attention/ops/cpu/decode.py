@@ -93,17 +93,19 @@ class LayerTokens(NamedTuple):
 
 
 def can_decode(x: Tensor) -> bool:
-    """Whether tokens ``[R, d]`` are for native code: few rows in memory, nothing to trace.
+    """Whether x is for native code: ``[R, d]`` or ``[R, 1, d]``, few rows, nothing to trace.
 
     No gradient, no compiler and no autocast, which keep to torch operations.
     """
     return (
-        not torch.is_grad_enabled()
+        not torch.compiler.is_compiling()  # first: what follows would specialise a graph on shapes
+        and not torch.is_grad_enabled()
+        and x.dim() in (2, 3)
+        and (x.dim() == 2 or x.shape[1] == 1)
         and x.numel() <= FEW_ROWS * x.shape[-1]
         and x.numel() > 0
         and is_stored(x, x.dtype)
         and x.dtype in _STORED
-        and not torch.compiler.is_compiling()
         and not is_in_torch_dispatch_mode()
         and torch._C._functorch.peek_interpreter_stack() is None  # vmap and its kin
         and not torch.is_autocast_enabled("cpu")
