@@ -70,8 +70,9 @@ def test_cells_differ_in_model_group_depth_and_seed_only():
             "s5",
         )
         assert run.training.max_steps == (6_000 if slow else 2_000)
-        training = dataclasses.replace(run.training, **updates)
-        assert dataclasses.replace(run, model=first.model, training=training) == first
+        same, training = (dataclasses.replace(x.training, **updates) for x in (first, run))
+        assert training == same
+        assert dataclasses.replace(run, model=first.model, training=first.training) == first
 
 
 @pytest.mark.parametrize("task", TASKS)
