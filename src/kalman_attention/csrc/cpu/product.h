@@ -4,7 +4,6 @@
 #define KLA_CPU_PRODUCT_H
 
 #include <algorithm>
-#include <type_traits>
 
 #include "../kla_decode.h"
 #include "convert.h"
@@ -22,68 +21,77 @@ KLA_INLINE Vec<float> load_weights(const BFloat* p) {
   return (Vec<float>)(__builtin_convertvector(load_any<Short>(p), Word) << 16);
 }
 
-// The products of a row of weights with R vectors of n numbers, `stride` apart, before the lanes are summed.
+// A memory delivers more when it is read in several places at once: so many pieces of a matrix are walked together.
+// Their rows must be pages apart. Rows side by side would be slower than one after the other.
+template <int R>
+constexpr int kPlaces = R == 1 ? 4 : 2;
+
+// Rows of weights, one at each place, times R vectors of n numbers that lie `stride` apart, before lanes are summed.
 template <int R, class W>
-KLA_INLINE void dot_lanes(const W* row, const float* x, int64_t n, int64_t stride, Vec<float>* sums) {
-  constexpr int L = kLanes<float>, kChains = R > 1 ? 2 : 4;  // independent sums, as many as there are registers for
-  Vec<float> chains[R][kChains] = {};
+KLA_INLINE void dot_lanes(const W* const (&rows)[kPlaces<R>], const float* x, int64_t n, int64_t stride,
+                          Vec<float> (&sums)[kPlaces<R>][R]) {
+  constexpr int L = kLanes<float>, P = kPlaces<R>;
+  for (int g = 0; g < P; ++g)
+    for (int r = 0; r < R; ++r) sums[g][r] = Vec<float>{};
   int64_t i = 0;
-  for (; i + kChains * L <= n; i += kChains * L)
-    for (int c = 0; c < kChains; ++c) {
-      const Vec<float> w = load_weights(row + i + c * L);
-      for (int r = 0; r < R; ++r) chains[r][c] += w * load_any<Vec<float>>(x + r * stride + i + c * L);
+  for (; i + L <= n; i += L)
+    for (int g = 0; g < P; ++g) {
+      const Vec<float> w = load_weights(rows[g] + i);
+      for (int r = 0; r < R; ++r) sums[g][r] += w * load_any<Vec<float>>(x + r * stride + i);
     }
-  for (; i + L <= n; i += L) {
-    const Vec<float> w = load_weights(row + i);
-    for (int r = 0; r < R; ++r) chains[r][0] += w * load_any<Vec<float>>(x + r * stride + i);
-  }
-  for (int r = 0; r < R; ++r) {
-    sums[r] = chains[r][0];
-    for (int c = 1; c < kChains; ++c) sums[r] += chains[r][c];
-    for (int64_t j = i; j < n; ++j) sums[r][j - i] += decode(row[j]) * x[r * stride + j];
-  }
+  for (int64_t j = i; j < n; ++j)
+    for (int g = 0; g < P; ++g)
+      for (int r = 0; r < R; ++r) sums[g][r][j - i] += decode(rows[g][j]) * x[r * stride + j];
 }
 
 // A matrix of weights of type W, and how a product with it is cut into tasks: by its shape alone.
 template <class W>
 struct Matrix {
   const W *weight, *bias;
-  int64_t out, in, rows, tasks;
+  int64_t out, in;
 
   explicit Matrix(const kla_matrix& m)
-      : weight(static_cast<const W*>(m.weight)), bias(static_cast<const W*>(m.bias)), out(m.out), in(m.in) {
-    constexpr int64_t L = kLanes<float>, kTaskBytes = 64 * 1024;
-    const int64_t row_bytes = std::max<int64_t>(1, in * static_cast<int64_t>(sizeof(W)));
-    rows = std::max<int64_t>(1, kTaskBytes / row_bytes / L) * L;
-    tasks = (out + rows - 1) / rows;
+      : weight(static_cast<const W*>(m.weight)), bias(static_cast<const W*>(m.bias)), out(m.out), in(m.in) {}
+
+  // Outputs [begin, end) of each of the pieces that the matrix is cut into, `apart` rows long.
+  template <int R, class Sink>
+  void task(const float* x, int64_t stride, int64_t apart, int64_t begin, int64_t end, Sink& sink) const {
+    constexpr int L = kLanes<float>, P = kPlaces<R>;
+    for (int64_t o = begin; o < end; o += L) {
+      Vec<float> lanes[P][R][L];
+      const int64_t count = std::min<int64_t>(L, end - o);
+      for (int64_t j = 0; j < L; ++j) {
+        const W* at[P];
+        Vec<float> sums[P][R] = {};
+        // The last piece may be shorter: its last row again, which nobody asks for.
+        for (int g = 0; g < P; ++g) at[g] = weight + std::min(o + j + g * apart, out - 1) * in;
+        if (j < count) dot_lanes<R>(at, x, in, stride, sums);
+        for (int g = 0; g < P; ++g)
+          for (int r = 0; r < R; ++r) lanes[g][r][j] = sums[g][r];
+      }
+      for (int g = 0; g < P; ++g)
+        for (int r = 0; r < R; ++r)
+          emit(r, o + g * apart, std::min(count, out - (o + g * apart)), lanes[g][r], sink);
+    }
   }
 
-  // Outputs [o, o + count) of all rows, count at most one vector: sink(r, o, count, outputs).
-  template <int R, class Sink>
-  KLA_METHOD void block(const float* x, int64_t stride, int64_t o, int64_t count, Sink& sink) const {
-    constexpr int L = kLanes<float>;
-    Vec<float> lanes[R][L] = {};
-    for (int64_t j = 0; j < count; ++j) {
-      Vec<float> sums[R];
-      dot_lanes<R>(weight + (o + j) * in, x, in, stride, sums);
-      for (int r = 0; r < R; ++r) lanes[r][j] = sums[r];
-    }
-    for (int r = 0; r < R; ++r) {
-      alignas(KLA_VECTOR_BYTES) float y[L];
-      row_sums(reinterpret_cast<const float*>(lanes[r]), L, y);
-      for (int64_t j = 0; bias != nullptr && j < count; ++j) y[j] += decode(bias[o + j]);
-      sink(r, o, count, y);
-    }
+  template <class Sink>
+  KLA_METHOD void emit(int64_t r, int64_t o, int64_t count, const Vec<float>* lanes, Sink& sink) const {
+    if (count <= 0) return;
+    alignas(KLA_VECTOR_BYTES) float y[kLanes<float>];
+    row_sums(reinterpret_cast<const float*>(lanes), kLanes<float>, y);
+    for (int64_t j = 0; bias != nullptr && j < count; ++j) y[j] += decode(bias[o + j]);
+    sink(r, o, count, y);
   }
 
   template <int R, class Sink>
   void multiply_rows(const float* x, int64_t stride, int64_t threads, Sink& sink) const {
-    constexpr int64_t L = kLanes<float>;
-    auto task = [&](int64_t t, int) {
-      const int64_t end = std::min(out, (t + 1) * rows);
-      for (int64_t o = t * rows; o < end; o += L) block<R>(x, stride, o, std::min(L, end - o), sink);
-    };
-    parallel_for(threads, KLA_POOL_AUTO, tasks, task);
+    constexpr int64_t kTaskBytes = 128 * 1024;
+    const int64_t apart = (out + kPlaces<R> - 1) / kPlaces<R>, bytes = out * in * static_cast<int64_t>(sizeof(W));
+    const int64_t tasks = std::max<int64_t>(1, std::min(apart, (bytes + kTaskBytes / 2) / kTaskBytes));
+    const int64_t rows = (apart + tasks - 1) / tasks;
+    auto run = [&](int64_t t, int) { task<R>(x, stride, apart, t * rows, std::min(apart, (t + 1) * rows), sink); };
+    parallel_for(threads, KLA_POOL_AUTO, tasks, run);
   }
 
   // The product with R vectors, `stride` apart; what comes out is handed to sink, from several threads.
