@@ -1,6 +1,7 @@
 """The tables of measured figures say what the result files say."""
 
 import json
+import statistics
 
 import pytest
 
@@ -103,3 +104,33 @@ def test_language_models() -> None:
     # One footing: nothing but the model differs.
     recipes = [{**run["recipe"], "model": None} for run in found.values()]
     assert all(recipe == recipes[0] for recipe in recipes)
+
+
+TRACKERS = {
+    "rotating KLA": "rotating-kla",
+    "KLA": "kla",
+    "Mamba": "mamba",
+    "Gated DeltaNet": "gated-deltanet",
+    "Gated DeltaNet, negative eigenvalues": "gated-deltanet-negative",
+    "attention": "attention",
+    "LSTM": "lstm",
+}
+
+
+def tracked(model: str, group: str, seed: int) -> list[float]:
+    found = read(f"results/state-tracking-cpu/cells/{model},{group},1blocks,seed{seed}.json")
+    return [100 * x["accuracy"] for x in found["lengths"].values()]
+
+
+def test_state_tracking() -> None:
+    rows = rows_of("state_tracking.md")
+    for name, model in TRACKERS.items():
+        (listed,) = (row[1:] for row in rows if row[0] == name)
+        for cell, group in zip(listed, ("parity", "z60", "a4xz5", "a5", "s5"), strict=True):
+            seeds = [tracked(model, group, seed) for seed in range(5 if group == "a5" else 1)]
+            medians = [statistics.median(x) for x in zip(*seeds, strict=True)]
+            assert cell == " / ".join(f"{medians[i]:.0f}" for i in (0, 3, 4))
+    for seed in range(5):
+        (listed,) = (row[1:] for row in rows if row[0] == f"seed {seed}")
+        wanted = [f"{x:.1f}".removesuffix(".0") for x in tracked("rotating-kla", "a5", seed)]
+        assert listed == wanted
