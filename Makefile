@@ -22,8 +22,7 @@ $(EMULATED): $(KERNELS)
 	cmake -S . -B build/cuda $(EMULATE) >/dev/null
 	cmake --build build/cuda -j 2 --target kla_cuda_emulated >/dev/null
 
-# Python compiles what is imported, a small part of what the extras bring.
-PIP := $(BIN)/pip install -q --disable-pip-version-check --no-compile -c constraints.txt
+PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 
 # xlstm asks for CUDA kernels that its mLSTM, to which ours is compared, does not need.
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
