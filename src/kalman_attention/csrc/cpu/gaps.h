@@ -25,9 +25,9 @@ struct Steady {
 // many short gaps they add up; over a long one what is left of the distance.
 template <class V>
 struct Passed {
-  V a, near, share, lost, s_inf;  // e^u, its power of two, a^2 - 1 of a short gap and a^2 of a long one, 1 - a^2
+  V a, near, factor, lost, s_inf;  // e^u, its power of two, a^2 - 1 of a short gap and a^2 of a long one, 1 - a^2
   KLA_METHOD V noise() const { return s_inf * lost; }
-  KLA_METHOD V predicted(V s) const { return (near == 1 ? s : s_inf) + share * (s - s_inf); }
+  KLA_METHOD V predicted(V s) const { return (near == 1 ? s : s_inf) + factor * (s - s_inf); }
 };
 
 // filter_step of lane.h with such dynamics, its products in the shortest chain.
