@@ -76,11 +76,13 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
 
     rows = [[form, *(accuracy(form, task) for task in suite.tasks)] for form in FORMS]
     epochs = ", ".join(f"{setting.epochs} ({task})" for task, setting in suite.tasks.items())
+    tokens = suite.tasks["recall"].options["seq_len"]
+    copied = suite.tasks["selective_copying"].options["num_copied"]
     below = notes(
         scale,
         (
-            f"64 tokens, 8 to copy, at most {epochs} epochs, rate {RATE:g} falling to 0 by a "
-            "cosine, not tuned for any form; otherwise as in mad at scale cpu",
+            f"{tokens} tokens, {copied} to copy, at most {epochs} epochs, rate {RATE:g}, not tuned "
+            "for any form; otherwise as in mad",
             f"seeds {' / '.join(str(seed) for seed in SEEDS)}; training ends at 99.9 %",
         ),
     )
