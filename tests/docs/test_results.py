@@ -134,3 +134,12 @@ def test_state_tracking() -> None:
         (listed,) = (row[1:] for row in rows if row[0] == f"seed {seed}")
         wanted = [f"{x:.1f}".removesuffix(".0") for x in tracked("rotating-kla", "a5", seed)]
         assert listed == wanted
+
+
+def test_decoding_a_model() -> None:
+    measured = read("benchmarks/results/decode_model_2026-11-17.json")["kla-45m"]
+    listed = [row for row in rows_of("benchmarks.md") if row[0] in ("float32", "bfloat16")]
+    assert listed == [
+        [x["weights"], *(f"{x[name]:.2f}" for name in ("milliseconds", "bound", "ratio"))]
+        for x in measured
+    ]
