@@ -66,14 +66,15 @@ struct BackwardScratch {
   T* path;
   T *slot_sums, *block_sums;
 
-  BackwardScratch(Arena& arena, const Scan& p, const Groups& groups, int64_t path_fields)
+  // Slots are padded in every block to whole vectors of folded sums.
+  BackwardScratch(Arena& arena, const Scan& p, const Groups& groups, int64_t path_fields, int64_t padded, int fold)
       : in(arena, groups.pitch(), p),
         state(arena, p, kBackwardBlock, kBackwardSlot, groups.width),
-        sums(arena, std::min<int64_t>(p.T, KLA_CHUNK), p, W * kLanes<T>),
+        sums(arena, std::min<int64_t>(p.T, KLA_CHUNK), p, W * kLanes<T>, padded / fold),
         copies(arena, p, std::min<int64_t>(p.T, KLA_CHUNK), in.pitch) {
     const int64_t tokens = std::min<int64_t>(p.T, KLA_CHUNK);
     path = arena.take<T>((tokens + 1) * path_fields * W * kLanes<T>);
-    slot_sums = arena.take<T>(tokens * p.N + kLanes<T>);
+    slot_sums = arena.take<T>(tokens * padded + kLanes<T>);
     block_sums = arena.take<T>(tokens * p.G + kLanes<T>);
   }
 };
@@ -153,7 +154,12 @@ struct Backward {
         slots_at_once(std::min(p.N, std::max<int64_t>(1, kSlotBlock * p.G / p.N) * (p.N / p.G))) {}
 
   using Scratch = BackwardScratch<T, W>;
-  int64_t path_fields() const { return M::path_fields(slots_at_once, p.N / p.G); }
+  static constexpr int kFold = M::template kFold<T>;
+  int64_t block_slots() const { return p.N / p.G; }
+  int64_t padded() const { return (block_slots() + kFold - 1) / kFold * kFold; }
+  Scratch make_scratch(Arena& arena) const {
+    return Scratch(arena, p, groups, M::path_fields(slots_at_once, block_slots()), p.G * padded(), kFold);
+  }
 
   void adjoint_unit(int64_t begin, int64_t end, const ChannelRows<T>& rows, Scratch& x) const {
     for (int64_t d = begin; d < end; d += W * kLanes<T>)
@@ -178,11 +184,13 @@ struct Backward {
   // Adds up the lanes of the slot sums, and of what the slots of a block share, which counts 2 k or 2 q times.
   // Files them under the tokens of the wave.
   void store_slot_sums(const T* vectors, const T* shared, const T* factor, Scratch& x, T* out) const {
-    row_sums(vectors, x.in.count * p.N, x.slot_sums);
+    const int64_t blocks = x.in.count * p.G, m = block_slots();
+    row_sums<kFold>(vectors, blocks * padded(), x.slot_sums);
+    if (padded() > m)
+      for (int64_t i = 1; i < blocks; ++i) std::copy_n(x.slot_sums + i * padded(), m, x.slot_sums + i * m);
     if (shared) {
-      const int64_t m = p.N / p.G;
-      row_sums(shared, x.in.count * p.G, x.block_sums);
-      for (int64_t i = 0, n = 0; i < x.in.count * p.G; ++i)
+      row_sums(shared, blocks, x.block_sums);
+      for (int64_t i = 0, n = 0; i < blocks; ++i)
         for (const T sum = 2 * x.block_sums[i]; n < (i + 1) * m; ++n) x.slot_sums[n] += factor[n] * sum;
     }
     const size_t bytes = static_cast<size_t>(p.N) * sizeof(T);
@@ -270,7 +278,7 @@ struct Backward {
   void run_wave(const Wave& wave, char* scratch, size_t stride) const {
     auto walk = [&](int64_t i, int worker) {
       Arena arena(scratch + stride * static_cast<size_t>(worker));
-      Scratch x(arena, p, groups, path_fields());
+      Scratch x = make_scratch(arena);
       task(wave, wave.r0 + i / groups.count, i % groups.count, x);
     };
     parallel_for(threads, p.pool, (wave.r1 - wave.r0) * groups.count, walk);
@@ -288,7 +296,7 @@ struct Backward {
     const int64_t gd = p.G * p.D;
     const bool own_gaps = g.ddt && p.dt_channels != p.D;  // summed over channels afterwards
     Arena measure(nullptr), shared(nullptr);
-    Scratch(measure, p, groups, path_fields());
+    make_scratch(measure);
     Partials<T>(shared, p, groups, waves);
     const Block scratch(measure.used() * static_cast<size_t>(threads)), block(shared.used());
     const Block channels(own_gaps ? static_cast<size_t>(p.B * p.T * p.D) * sizeof(T) : 0);

@@ -15,48 +15,104 @@ template <bool GAPS>
 struct Blocks : Summary<GAPS> {
   static constexpr bool kHasVariance = true, kKnownSlots = false, kShared = true, kGaps = GAPS, kSmooths = false;
 
+  // Slots whose dk and dq are folded into one vector each, for a fraction of the memory traffic of their sums.
+  template <class T>
+  static constexpr int kFold = kLanes<T> < 4 ? kLanes<T> : 4;
+
+  // Tokens whose means are updated together: a slot is read and written once for all of them.
+  static constexpr int kTokens = 2;
+
+  // From this many slots on, the means of a block are kept divided by c, what the tokens so far have left of them.
+  // A token then costs a slot one product less: with mu = c nu, nu' = nu + k gain / c'. When c gets small the
+  // next tokens go by the rule for few slots and bring it back to 1, as do the last of a chunk.
+  static constexpr int64_t kManySlots = 32;
+  template <class T>
+  static constexpr T kLeastC = T(0x1p-24);
+
   template <class T, int W, bool VAR, int>
   static void forward(const Stage<T>& in, const ForwardRows<T>& rows, const Tiles<T, W>& state, int64_t d) {
+    const bool many = state.m >= kManySlots;
+    for (int64_t g = 0; g < in.G; ++g) std::fill(state.at(d, g, kC), state.at(d, g, kC) + W * kLanes<T>, T(1));
+    int64_t j = 0;
+    for (; j + kTokens <= in.count; j += kTokens)
+      forward_tokens<kTokens, T, W, VAR>(in, rows, state, d, j, many && j + kTokens < in.count);
+    for (; j < in.count; ++j) forward_tokens<1, T, W, VAR>(in, rows, state, d, j, false);
+  }
+
+  template <int J, class T, int W, bool VAR>
+  KLA_INLINE void forward_tokens(const Stage<T>& in, const ForwardRows<T>& rows, const Tiles<T, W>& state, int64_t d,
+                                 int64_t j0, bool divided) {
     using V = Vec<T>;
     constexpr int L = kLanes<T>, X = W * L;
     const int64_t m = state.m;
-    for (int64_t j = 0; j < in.count; ++j) {
-      V lam_v[W], lv[W], dt[W], y_acc[W], var_acc[W];
+    V lam_v[J][W], lv[J][W], dt[J][W], y_acc[J][W], var_acc[J][W];
+    for (int j = 0; j < J; ++j)
       for (int w = 0; w < W; ++w) {
-        lam_v[w] = load_any<V>(rows.lam_v.at(j, d + w * L));
-        lv[w] = information<V>(load_any<V>(rows.v.at(j, d + w * L)), lam_v[w]);
-        if (GAPS) dt[w] = load_any<V>(rows.dt.at(j, d + w * L));
-        y_acc[w] = var_acc[w] = V{};
-        rows.template prefetch<VAR, GAPS>(j, d + X + w * L);
+        const int64_t t = j0 + j, at = d + w * L;
+        lam_v[j][w] = load_any<V>(rows.lam_v.at(t, at));
+        lv[j][w] = information<V>(load_any<V>(rows.v.at(t, at)), lam_v[j][w]);
+        if (GAPS) dt[j][w] = load_any<V>(rows.dt.at(t, at));
+        y_acc[j][w] = var_acc[j][w] = V{};
+        rows.template prefetch<VAR, GAPS>(t, at + X);
       }
-      const T *k = in.k + j * in.N, *q = in.q + j * in.N;
-      for (int64_t g = 0; g < in.G; ++g, k += m, q += m) {
-        T *block = state.block(d, g), *mean = block + (kForwardBlock + kMu) * X;
-        const V k2 = splat(in.k2[j * in.G + g]), q2 = splat(in.q2[j * in.G + g]);
-        V keep[W], gain[W];
-        for (int w = 0; w < W; ++w) {
-          T* lane = block + w * L;
-          const auto to = dynamics<GAPS, T, X>(lane, dt[w]);
-          const auto next = filter_block<V>(to, k2 * lam_v[w], lv[w], load(lane + kS * X));
-          store(lane + kS * X, next.s);
-          keep[w] = next.keep;
-          gain[w] = next.gain;
-          if (VAR) var_acc[w] += q2 * next.s;
+    for (int64_t g = 0; g < in.G; ++g) {
+      T* block = state.block(d, g);
+      V keep[J][W], gain[J][W], c[J][W];
+      bool small = !divided;
+      for (int w = 0; w < W; ++w) {
+        T* lane = block + w * L;
+        V s = load(lane + kS * X), kept = load(lane + kC * X);
+        for (int j = 0; j < J; ++j) {
+          const int64_t at = (j0 + j) * in.G + g;
+          const auto to = dynamics<GAPS, T, X>(lane, dt[j][w]);
+          const auto next = filter_block<V>(to, in.k2[at] * lam_v[j][w], lv[j][w], s);
+          s = next.s;
+          keep[j][w] = next.keep;
+          gain[j][w] = next.gain;
+          c[j][w] = kept = kept * next.keep;
+          if (VAR) var_acc[j][w] += in.q2[at] * s;
         }
-#pragma GCC unroll 4
-        for (int64_t n = 0; n < m; ++n)
-          for (int w = 0; w < W; ++w) {
-            T* at = mean + n * kForwardSlot * X + w * L;
-            const V mu = keep[w] * load(at) + k[n] * gain[w];
-            store(at, mu);
-            y_acc[w] += q[n] * mu;
-          }
+        store(lane + kS * X, s);
+        small = small || any_below<T>(kept, kLeastC<T>);
       }
       for (int w = 0; w < W; ++w) {
-        store_any(rows.y.at(j, d + w * L), y_acc[w]);
-        if (VAR) store_any(rows.y_var.at(j, d + w * L), var_acc[w]);
+        store(block + kC * X + w * L, small ? splat(T(1)) : c[J - 1][w]);
+        if (small) keep[0][w] = c[0][w];
+        else
+          for (int j = 0; j < J; ++j) gain[j][w] = gain[j][w] / c[j][w];
       }
+      V y[J][W];
+      T* mean = block + (kSharedBlock + kMu) * X;
+      const int64_t at = j0 * in.N + g * m;
+      if (small) forward_means<J, false, T, W>(m, mean, in.N, in.k + at, in.q + at, keep, gain, y);
+      else forward_means<J, true, T, W>(m, mean, in.N, in.k + at, in.q + at, keep, gain, y);
+      for (int j = 0; j < J; ++j)
+        for (int w = 0; w < W; ++w) y_acc[j][w] += small ? y[j][w] : c[j][w] * y[j][w];
     }
+    for (int j = 0; j < J; ++j)
+      for (int w = 0; w < W; ++w) {
+        store_any(rows.y.at(j0 + j, d + w * L), y_acc[j][w]);
+        if (VAR) store_any(rows.y_var.at(j0 + j, d + w * L), var_acc[j][w]);
+      }
+  }
+
+  // The means of a block after J tokens and what is read of them, or both divided by c.
+  template <int J, bool DIVIDED, class T, int W>
+  KLA_INLINE void forward_means(int64_t m, T* mean, int64_t N, const T* k, const T* q, const Vec<T> (&keep)[J][W],
+                                const Vec<T> (&gain)[J][W], Vec<T> (&y)[J][W]) {
+    constexpr int L = kLanes<T>, X = W * L;
+    for (int j = 0; j < J; ++j)
+      for (int w = 0; w < W; ++w) y[j][w] = Vec<T>{};
+    for (int64_t n = 0; n < m; ++n)
+      for (int w = 0; w < W; ++w) {
+        T* at = mean + n * kForwardSlot * X + w * L;
+        Vec<T> mu = load(at);
+        for (int j = 0; j < J; ++j) {
+          mu = (DIVIDED ? mu : keep[j][w] * mu) + k[j * N + n] * gain[j][w];
+          y[j][w] += q[j * N + n] * mu;
+        }
+        store(at, mu);
+      }
   }
 
   static int64_t path_fields(int64_t slots, int64_t m) { return slots / m * (kBlockPathMu + m); }
@@ -112,7 +168,7 @@ struct Blocks : Summary<GAPS> {
   static void adjoint(const Stage<T>& in, const ChannelRows<T>& rows, const Tiles<T, W>& state, int64_t d,
                       int64_t n0, int64_t n1, const T* path, bool first, Sums<T>& sums) {
     using V = Vec<T>;
-    constexpr int L = kLanes<T>, X = W * L;
+    constexpr int L = kLanes<T>, X = W * L, F = kFold<T>;
     const int64_t m = state.m, g0 = n0 / m, g1 = n1 / m, fields = (kBlockPathMu + m) * X;
     const int64_t step = (g1 - g0) * fields;
     for (int64_t j = in.count - 1; j >= 0; --j) {
@@ -148,18 +204,26 @@ struct Blocks : Summary<GAPS> {
         }
         const T *k = in.k + j * in.N + g * m, *q = in.q + j * in.N + g * m, *mean = now + kBlockPathMu * X;
         T* dmean = block + (kBackwardBlock + kDmu) * X;
-        for (int64_t n = 0; n < m; ++n, mean += X, dmean += kBackwardSlot * X) {
-          V lv_db{}, dq{};
-          for (int w = 0; w < W; ++w) {
-            const V dmu = load(dmean + w * L) + q[n] * dy[w];
+        const auto walk = [&](int64_t n) KLA_ALWAYS -> SlotGrad<V> {
+          SlotGrad<V> slot{};
+          const T* mu = mean + n * X;
+          for (int w = 0; w < W; ++w, mu += L) {
+            T* at = dmean + n * kBackwardSlot * X + w * L;
+            const V dmu = load(at) + q[n] * dy[w];
             k_dmu[w] += k[n] * dmu;
-            mu_dmu[w] += load(mean + w * L) * dmu;
-            lv_db += next[w].gain * dmu;
-            dq += dy[w] * load(mean + step + w * L);
-            store(dmean + w * L, next[w].keep * dmu);
+            mu_dmu[w] += load(mu) * dmu;
+            slot.dk += next[w].gain * dmu;
+            slot.dq += dy[w] * load(mu + step);
+            store(at, next[w].keep * dmu);
           }
-          sums.add(sums.dk, j * in.N + g * m + n, first, lv_db);
-          sums.add(sums.dq, j * in.N + g * m + n, first, dq);
+          return slot;
+        };
+        const int64_t slots = (j * in.G + g) * ((m + F - 1) / F);
+        for (int64_t n = 0; n < m; n += F) {
+          const auto slot = [&](int i) KLA_ALWAYS { return n + i < m ? walk(n + i) : SlotGrad<V>{}; };
+          const auto grad = fold_slots<T, F>(0, slot);
+          sums.add(sums.dk, slots + n / F, first, grad.dk);
+          sums.add(sums.dq, slots + n / F, first, grad.dq);
         }
         const T k2 = in.k2[j * in.G + g], q2 = in.q2[j * in.G + g];
         V lam_dphi{}, s_dy{};

@@ -16,8 +16,8 @@ struct ForwardScratch {
   Tiles<T, W> state;
   T *y, *y_var;
 
-  ForwardScratch(Arena& arena, const Scan& p, const Groups& groups)
-      : in(arena, groups.pitch(), p), state(arena, p, kForwardBlock, kForwardSlot, groups.width) {
+  ForwardScratch(Arena& arena, const Scan& p, const Groups& groups, int block_fields)
+      : in(arena, groups.pitch(), p), state(arena, p, block_fields, kForwardSlot, groups.width) {
     const int64_t rows = std::min<int64_t>(p.T, KLA_CHUNK);
     y = arena.take<T>(rows * in.pitch);
     y_var = arena.take<T>(p.y_var ? rows * in.pitch : 0);
@@ -79,13 +79,14 @@ template <class M, class T, int W>
 int forward_rows(const Scan& p) {
   const int64_t threads = useful_threads(p);
   const Groups groups(p, threads, W * kLanes<T>);
+  constexpr int kFields = M::kShared ? kSharedBlock : kForwardBlock;
   Arena measure(nullptr);
-  ForwardScratch<T, W>(measure, p, groups);
+  ForwardScratch<T, W>(measure, p, groups, kFields);
   const Block block(measure.used() * static_cast<size_t>(threads));
   if (!block) return KLA_ERROR_MEMORY;
   auto task = [&](int64_t i, int worker) {
     Arena arena(block.data() + measure.used() * static_cast<size_t>(worker));
-    ForwardScratch<T, W> x(arena, p, groups);
+    ForwardScratch<T, W> x(arena, p, groups, kFields);
     forward_task<M, T, W>(p, groups, i / groups.count, i % groups.count, x);
   };
   parallel_for(threads, p.pool, p.R * groups.count, task);

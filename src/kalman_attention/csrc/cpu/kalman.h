@@ -14,6 +14,8 @@ namespace KLA_ISA_NAMESPACE {
 // GAPS: with the time between tokens. Only the loop without has copies for the usual numbers of slots.
 template <bool GAPS>
 struct Kalman : Summary<GAPS> {
+  template <class T>
+  static constexpr int kFold = 1;
   static constexpr bool kHasVariance = true, kKnownSlots = !GAPS, kShared = false, kGaps = GAPS, kSmooths = false;
 
   // Time outside, slots inside: N * W independent chains hide the latency of the division, and the

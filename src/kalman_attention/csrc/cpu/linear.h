@@ -13,6 +13,8 @@ namespace KLA_ISA_NAMESPACE {
 
 struct Linear {
   using Maps = Linear;
+  template <class T>
+  static constexpr int kFold = 1;
   static constexpr bool kHasVariance = false, kKnownSlots = true, kShared = false, kGaps = false, kSmooths = false;
 
   template <class T, int W, bool, int SLOTS>

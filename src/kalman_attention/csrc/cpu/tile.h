@@ -15,6 +15,7 @@ namespace KLA_ISA_NAMESPACE {
 // pass the first ones, and then what is its own.
 enum BlockField {
   kS, kA, kP, kForwardBlock,
+  kC = kForwardBlock, kSharedBlock,
   kDs = kForwardBlock, kDa, kDp, kBackwardBlock,
   kGain = kForwardBlock, kJ, kDs0 = kJ, kSummaryBlock
 };
@@ -105,17 +106,36 @@ enum PathField { kPathS, kPathMu, kPathR, kPathRest, kPathFields };
 // and then the means of its slots.
 enum BlockPathField { kBlockPathS, kBlockPathR, kBlockPathMu };
 
+// What a slot adds to dk and dq.
+template <class V>
+struct SlotGrad {
+  V dk, dq;
+};
+
+// The gradients of F slots from i on, each folded to a segment of one vector.
+template <class T, int F, class Slot>
+KLA_INLINE SlotGrad<Vec<T>> fold_slots(int i, Slot slot) {
+  if constexpr (F == 1) {
+    return slot(i);
+  } else {
+    const auto low = fold_slots<T, F / 2>(i, slot), high = fold_slots<T, F / 2>(i + F / 2, slot);
+    constexpr auto lanes = std::make_integer_sequence<int, kLanes<T>>{};
+    constexpr int S = 2 * kLanes<T> / F;
+    return {fold<T, S>(low.dk, high.dk, lanes), fold<T, S>(low.dq, high.dq, lanes)};
+  }
+}
+
 // What the adjoint of a group collects over slots, tiles and tokens.
 template <class T>
 struct Sums {
   T *acc_v, *acc_lam, *acc_dt;  // [chunk, lanes of a tile], sums over the slots so far
-  T *dk, *dq;          // [chunk * N, lanes], sums over the tiles of a unit: one vector per token and slot
+  T *dk, *dq;          // [chunk, G, blocks of kFold slots, lanes], sums over the tiles of a unit
   T *lam_dphi, *s_dy;  // [chunk * G, lanes], the same per block: what all its slots have in dk and dq
 
-  Sums(Arena& arena, int64_t tokens, const kla_scan_params& p, int64_t tile) {
+  Sums(Arena& arena, int64_t tokens, const kla_scan_params& p, int64_t tile, int64_t vectors) {
     for (T** x : {&acc_v, &acc_lam}) *x = arena.take<T>(tokens * tile);
     acc_dt = arena.take<T>(p.dt.data ? tokens * tile : 0);
-    for (T** x : {&dk, &dq}) *x = arena.take<T>((tokens * p.N + kLanes<T>) * kLanes<T>);
+    for (T** x : {&dk, &dq}) *x = arena.take<T>((tokens * vectors + kLanes<T>) * kLanes<T>);
     const int64_t blocks = p.G < p.N ? tokens * p.G + kLanes<T> : 0;
     for (T** x : {&lam_dphi, &s_dy}) *x = arena.take<T>(blocks * kLanes<T>);
   }

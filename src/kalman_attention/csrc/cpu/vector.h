@@ -32,7 +32,8 @@ using Vec = typename Simd<T>::V;
 template <class T>
 constexpr int kLanes = KLA_VECTOR_BYTES / static_cast<int>(sizeof(T));
 
-#define KLA_METHOD inline __attribute__((always_inline))
+#define KLA_ALWAYS __attribute__((always_inline))
+#define KLA_METHOD inline KLA_ALWAYS
 #define KLA_INLINE static KLA_METHOD
 
 // Scratch arrays are aligned to a cache line and their rows are multiples of a vector.
@@ -78,6 +79,19 @@ KLA_INLINE Vec<T> at_least(T bound, Vec<T> x) {
 #endif
 }
 
+// Whether a lane is below a bound, or NaN.
+template <class T>
+KLA_INLINE bool any_below(Vec<T> x, T bound) {
+#if KLA_VECTOR_BYTES == 64 && defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return _mm512_cmp_ps_mask(x, splat(bound), _CMP_NGE_UQ);
+  else return _mm512_cmp_pd_mask(x, splat(bound), _CMP_NGE_UQ);
+#else
+  bool any = false;
+  for (int i = 0; i < kLanes<T>; ++i) any |= !(x[i] >= bound);
+  return any;
+#endif
+}
+
 // Output lane j of fold takes segment j / (S/2) of the concatenation (x, y), which is cut in segments
 // of S lanes, and adds the two halves of that segment.
 template <class T, int S, int... J>
@@ -86,27 +100,26 @@ KLA_INLINE Vec<T> fold(Vec<T> x, Vec<T> y, std::integer_sequence<int, J...>) {
          __builtin_shufflevector(x, y, (J / (S / 2) * S + J % (S / 2) + S / 2)...);
 }
 
-template <class T, int Count>
+// Count vectors, each cut in segments of S lanes: the lanes of the result are their segments in turn, each folded
+// to S / Count values.
+template <class T, int Count, int S = kLanes<T>>
 struct RowSums {
-  // Lanes of the result: for each of Count vectors in turn, its lanes folded to width / Count values.
   KLA_INLINE Vec<T> of(const T* x) {
-    constexpr int L = kLanes<T>;
-    Vec<T> low = RowSums<T, Count / 2>::of(x);
-    Vec<T> high = RowSums<T, Count / 2>::of(x + Count / 2 * L);
-    return fold<T, 2 * L / Count>(low, high, std::make_integer_sequence<int, L>{});
+    const auto low = RowSums<T, Count / 2, S>::of(x), high = RowSums<T, Count / 2, S>::of(x + Count / 2 * kLanes<T>);
+    return fold<T, 2 * S / Count>(low, high, std::make_integer_sequence<int, kLanes<T>>{});
   }
 };
-template <class T>
-struct RowSums<T, 1> {
+template <class T, int S>
+struct RowSums<T, 1, S> {
   KLA_INLINE Vec<T> of(const T* x) { return load(x); }
 };
 
-// sums[i] = sum of the lanes of vector i, in a fixed tree order; vectors come in whole multiples of the
-// lane count (pad with anything) and so does sums.
-template <class T>
+// sums[i] = sum of segment i of the vectors, which have F each, in a fixed tree order. There is room for a multiple
+// of the lane count, in vectors and sums (pad with anything).
+template <int F = 1, class T>
 KLA_INLINE void row_sums(const T* vectors, int64_t count, T* sums) {
-  constexpr int L = kLanes<T>;
-  for (int64_t i = 0; i < count; i += L) store(sums + i, RowSums<T, L>::of(vectors + i * L));
+  constexpr int L = kLanes<T>, S = L / F;
+  for (int64_t i = 0; i < count; i += L) store(sums + i, RowSums<T, S, S>::of(vectors + i * S));
 }
 
 }  // namespace KLA_ISA_NAMESPACE
