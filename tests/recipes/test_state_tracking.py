@@ -63,7 +63,12 @@ def test_cells_differ_in_model_group_depth_and_seed_only():
         run, labels = cell.run, cell.labels
         assert run.model.vocab_size == make_task(labels["task"]).vocab_size
         assert f"{len(run.model.layers)}blocks" == labels["depth"]
-        first = next(c.run for c in found if c.labels["task"] == labels["task"])
+        assert run.start_len == {"1blocks": 6, "2blocks": 3}[labels["depth"]]
+        first = next(
+            c.run
+            for c in found
+            if (c.labels["task"], c.labels["depth"]) == (labels["task"], labels["depth"])
+        )
         updates = {"seed": 0, "max_steps": 2_000, "eval_every": 100}
         slow = labels["model"] == "lstm" or (labels["model"], labels["task"]) == (
             "rotating-kla",

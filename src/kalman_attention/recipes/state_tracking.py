@@ -58,7 +58,8 @@ class TrackingScale:
         d_model: width of all models.
         d_state: slots of KLA.
         seq_len: longest sequences in training.
-        start_len: first sequences in training; None trains at full length throughout.
+        start_lens: first sequences in training, by number of blocks. One block learns from six
+            elements on; two stay there and need shorter words first.
         test_lens: lengths at which the trained models are asked.
         test_size: sequences of each length.
         max_steps: updates; the runs in ``LONGER`` have more.
@@ -77,7 +78,7 @@ class TrackingScale:
     d_model: int = 64
     d_state: int = 16
     seq_len: int = 20
-    start_len: int | None = 6
+    start_lens: dict[int, int] = field(default_factory=lambda: {1: 6, 2: 3})
     test_lens: tuple[int, ...] = (20, 64, 128, 256, 1024)
     test_size: int = 256
     max_steps: int
@@ -97,7 +98,7 @@ SCALES: dict[Scale, TrackingScale] = {
         d_model=16,
         d_state=4,
         seq_len=8,
-        start_len=2,
+        start_lens={1: 2},
         test_lens=(8, 16),
         test_size=16,
         max_steps=4,
@@ -112,7 +113,8 @@ SCALES: dict[Scale, TrackingScale] = {
             "falling to 0 in the last 40 %) and one weight decay (0.1, matrices), chosen for the "
             "rotating form on seeds from 100; 6,000 updates for the LSTM, which learns more "
             "slowly, and for the rotating form on S5, in 32 slots of blocks of 8, 6 reflections",
-            "lengths grow from 6 to 20, by one whenever the loss of a batch is below 0.3",
+            "lengths grow from 6 (two blocks: 3) to 20, by one whenever the loss of a batch is "
+            "below 0.3",
             "256 test sequences of each length; one seed, five for A5",
         ),
     ),
@@ -173,7 +175,7 @@ def make_run(setting: TrackingScale, name: str, task: str, depth: int, seed: int
         model=_model(setting, name, task, depth),
         batch_size=setting.batch_size,
         fresh=True,
-        start_len=setting.start_len,
+        start_len=setting.start_lens[depth],
         test_lens=setting.test_lens,
         training=TrainConfig(
             max_steps=updates,
