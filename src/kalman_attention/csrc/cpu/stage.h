@@ -143,18 +143,25 @@ struct Stage {
     add_squares(q, q2);
   }
 
-  // Long sums in several parts side by side: one alone would wait for each of its additions.
   void add_squares(const T* x, T* sums) const {
-    constexpr int kParts = 16;
     const int64_t m = N / G;
+    if (m >= kParts) return add_many_squares(x, m, sums);
+    for (int64_t i = 0; i < count * G; ++i) {
+      sums[i] = x[i * m] * x[i * m];
+      for (int64_t n = 1; n < m; ++n) sums[i] += x[i * m + n] * x[i * m + n];
+    }
+  }
+
+  // Long sums in several parts side by side: one alone would wait for each of its additions.
+  static constexpr int kParts = 16;
+  void add_many_squares(const T* x, int64_t m, T* sums) const {
     for (int64_t i = 0; i < count * G; ++i, x += m) {
-      T sum = 0, part[kParts] = {};
+      T part[kParts] = {}, sum = 0;
       int64_t n = 0;
       for (; n + kParts <= m; n += kParts)
         for (int j = 0; j < kParts; ++j) part[j] += x[n + j] * x[n + j];
       for (; n < m; ++n) sum += x[n] * x[n];
-      if (m >= kParts)
-        for (int j = 0; j < kParts; ++j) sum += part[j];
+      for (int j = 0; j < kParts; ++j) sum += part[j];
       sums[i] = sum;
     }
   }
