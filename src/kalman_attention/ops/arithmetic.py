@@ -59,11 +59,11 @@ def _loses_track(inputs: ScanInputs) -> bool:
         return False
     a_bar, p_bar = inputs.a_bar.detach().abs(), inputs.p_bar.detach()
     gap = _mean_gap(inputs)
-    if not bool(-gap * a_bar.max().log() < 1.0 / LONG_MEMORY):  # as in almost every call
+    if not bool(-gap * a_bar.max().log() < 1.0 / WEAK_MEMORY):  # as in almost every call
         return False
     decay, noise = -gap * a_bar.log(), gap * p_bar
-    slow = decay < 1.0 / LONG_MEMORY
-    lost = slow & (noise < 1e-5) if T > LONG_MEMORY else torch.zeros_like(slow)
+    slow, slowest = decay < 1.0 / WEAK_MEMORY, decay < 1.0 / LONG_MEMORY
+    lost = slowest & (noise < 1e-5) if T > LONG_MEMORY else torch.zeros_like(slow)
     if dt is not None:
         lost = lost | ((decay + noise > 0) & (decay < 2.0**-22) & (noise < 2.0**-22))
     if T > WEAK_MEMORY:
