@@ -114,14 +114,16 @@ CURRICULUM: dict[Scale, A5Scale] = {
     "cpu": replace(
         SCALES["cpu"],
         **_GROWING,
-        lengths=(4, 6, 8, 10, 12),
+        lengths=(4, 8, 12),
+        d_model=64,
         batch_size=512,
-        max_steps=4_000,
-        warmup_steps=400,
+        max_steps=3_000,
+        warmup_steps=300,
+        eval_every=300,
         changes=(
-            "width 128 for all instead of 1,024 for KLA and 512 to 698 for the others",
+            "width 64 for all instead of 1,024 for KLA and 512 to 698 for the others",
             "lengths grow from 2, by one whenever the loss of a batch is below 0.3",
-            "at most 4,000 updates of 512 fresh sequences, at a rate that rises to 3e-3 in 400 and "
+            "at most 3,000 updates of 512 fresh sequences, at a rate that rises to 3e-3 in 300 and "
             "falls to 0 by a cosine, ending at 95 %",
             "one seed instead of the best of five",
         ),
