@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from typing import Any
 
 import pytest
 
@@ -117,23 +118,55 @@ TRACKERS = {
 }
 
 
-def tracked(model: str, group: str, seed: int) -> list[float]:
-    found = read(f"results/state-tracking-cpu/cells/{model},{group},1blocks,seed{seed}.json")
+def tracked(model: str, group: str, seed: int, depth: int = 1) -> list[float]:
+    name = f"{model},{group},{depth}blocks,seed{seed}"
+    found = read(f"results/state-tracking-cpu/cells/{name}.json")
     return [100 * x["accuracy"] for x in found["lengths"].values()]
 
 
 def test_state_tracking() -> None:
     rows = rows_of("state_tracking.md")
     for name, model in TRACKERS.items():
-        (listed,) = (row[1:] for row in rows if row[0] == name)
-        for cell, group in zip(listed, ("parity", "z60", "a4xz5", "a5", "s5"), strict=True):
-            seeds = [tracked(model, group, seed) for seed in range(5 if group == "a5" else 1)]
-            medians = [statistics.median(x) for x in zip(*seeds, strict=True)]
-            assert cell == " / ".join(f"{medians[i]:.0f}" for i in (0, 3, 4))
+        one, two = (row[1:] for row in rows if row[0] == name)
+        for depth, listed in ((1, one), (2, two)):
+            for cell, group in zip(listed, ("parity", "z60", "a4xz5", "a5", "s5"), strict=True):
+                runs = range(5 if group == "a5" else 1)
+                seeds = [tracked(model, group, seed, depth) for seed in runs]
+                medians = [statistics.median(x) for x in zip(*seeds, strict=True)]
+                assert cell == " / ".join(f"{medians[i]:.0f}" for i in (0, 3, 4))
     for seed in range(5):
         (listed,) = (row[1:] for row in rows if row[0] == f"seed {seed}")
         wanted = [f"{x:.1f}".removesuffix(".0") for x in tracked("rotating-kla", "a5", seed)]
         assert listed == wanted
+
+
+FORMS = {
+    "the paper's layer": "kla",
+    "shared by blocks of four": "shared 4",
+    "the same, turning": "shared 4, turning",
+    "the start of `KLAConfig.tracking`": "tracking start",
+}
+
+
+def test_turning_where_nothing_is_tracked() -> None:
+    rows = rows_of("state_tracking.md")
+    for name, form in FORMS.items():
+        (listed,) = (row[1:] for row in rows if row[0] == name)
+        recall, copying = (
+            [read(f"results/rotation-cpu/cells/{form},{task},seed{seed}.json") for seed in (0, 1)]
+            for task in ("recall", "selective_copying")
+        )
+        assert listed[0] == ", ".join(f"{percent(x)} ({x['steps']:,})" for x in recall)
+        assert listed[1] == ", ".join(percent(x) for x in copying)
+        if listed[2]:
+            text = [
+                read(f"results/text-ladder-cpu/cells/{form},seed{seed}.json") for seed in (100, 101)
+            ]
+            assert listed[2] == ", ".join(f"{x['metrics']['bits_per_byte']:.3f}" for x in text)
+
+
+def percent(result: dict[str, Any]) -> str:
+    return f"{100 * result['metrics']['accuracy']:.1f}"
 
 
 def test_decoding_a_model() -> None:
