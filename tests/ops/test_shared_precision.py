@@ -25,9 +25,9 @@ CASES = {
     "packed": Case(B=1, T=200, N=4, D=8, documents=6, share=2),
     "gaps": Case(B=2, T=100, N=6, D=8, share=3, gaps="channel"),
     "blocks of five": Case(B=2, T=70, N=10, D=17, share=5),
-    "many slots": Case(B=1, T=131, N=64, D=33, share=64, signed=False, a_min=0.9),
-    "many slots, fast": Case(B=1, T=67, N=66, D=17, share=33, a_min=1e-4, lam_max=1e6),
-    "many slots, gaps": Case(B=1, T=66, N=32, D=8, share=32, gaps="token", padding="random"),
+    "many slots": Case(B=1, T=131, N=64, D=65, share=64, signed=False, a_min=0.9),
+    "many slots, fast": Case(B=1, T=67, N=66, D=64, share=33, a_min=1e-4, lam_max=1e6),
+    "many slots, gaps": Case(B=1, T=66, N=32, D=32, share=32, gaps="token", padding="random"),
     "gaps and holes": Case(B=2, T=100, N=4, D=3, share=4, gaps="token", padding="random"),
 }
 
