@@ -69,7 +69,9 @@ def _loses_track(inputs: ScanInputs) -> bool:
     if T > WEAK_MEMORY:
         k, lam_v = (x.detach()[:, ::64].double() for x in (inputs.k, inputs.lam_v))
         phi = inputs.slots * (k * k).nanmean() * lam_v.nanmean()
-        lost = lost | (slow & (noise > 0) & (phi * noise < WEAK_MEMORY**-2))
+        # Little noise matters for the longest memories only.
+        moves = (slowest & (noise > 0)) | (slow & (noise > 1e-3))
+        lost = lost | (moves & (phi * noise < WEAK_MEMORY**-2))
     return bool(lost.any())
 
 
