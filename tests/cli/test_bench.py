@@ -8,9 +8,12 @@ import torch
 from kalman_attention import KLA, KLAConfig
 from kalman_attention.cli.bench import layer as bench_layer
 from kalman_attention.cli.bench import mixers as bench_mixers
+from kalman_attention.cli.bench.measure import Shape, make_inputs
 from kalman_attention.cli.main import main
 from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.sizes import mixer_size
+from kalman_attention.ops.arithmetic import needed_dtype
+from kalman_attention.ops.contract import ScanInputs
 
 
 def call(*argv):
@@ -107,3 +110,12 @@ def test_a_public_layer_beside_ours(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(bench_mixers, "available_memory", lambda: -1)
     assert call("bench", "mixers", *sizes, "--rivals-at", 8, "--out", tmp_path) == 0
     assert "theirs / ours" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("slots", [16, 64])
+def test_what_is_timed_is_float32(slots: int) -> None:
+    """One slot with hardly any noise would take the whole call to float64, at twice the time."""
+    inputs = make_inputs(Shape(B=1, T=2048, D=960, N=slots), grad=False)
+    belief = torch.zeros(1, slots, 960), torch.ones(1, slots, 960)
+    call = ScanInputs(*inputs, *belief, None, None)
+    assert needed_dtype(call, gradients=True) == torch.float32

@@ -49,7 +49,7 @@ def make_inputs(shape: Shape, *, grad: bool, device: torch.device = CPU) -> list
         uniform(B, T, D) - 0.5,
         0.1 + 2.0 * uniform(B, T, D),
         0.9 + 0.0999 * uniform(N, D),
-        0.01 * uniform(N, D),
+        0.001 + 0.009 * uniform(N, D),
     ]
     return [x.to(device).requires_grad_(grad) for x in tensors]
 
