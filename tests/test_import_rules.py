@@ -13,23 +13,25 @@ from kalman_attention.ops.engines import ENGINES, REFERENCE
 PACKAGE = Path(__file__).parents[1] / "src" / "kalman_attention"
 NAME = "kalman_attention"
 
-_COMMON = ("_files", "_processes")
+_COMMON = ("_files", "_processes", "_progress")
 _MIXERS = ("_text", "_typing", "filtering", "ops")
 _LAYERS = (*_MIXERS, "nn", "baselines", "losses", "_reading")
-_RUNS = (*_COMMON, *_LAYERS, "models", "tasks", "data")
+_RUNS = (*_COMMON, *_LAYERS, "published", "models", "tasks", "data")
 
 MAY_IMPORT = {
     "_files": (),
     "_processes": (),
+    "_progress": ("_text",),
     "_text": (),
     "_typing": (),
     "_reading": (),
+    "published": (),
     "filtering": ("_typing",),
     "ops": ("_text", "_typing", "filtering"),
     "nn": _MIXERS,
     "tools": _MIXERS,
     "baselines": (*_MIXERS, "nn"),
-    "models": ("_files", *_LAYERS),
+    "models": ("_files", "published", *_LAYERS),
     "losses": ("_typing", "filtering.readout"),  # KLA+ samples as everyone does
     "tasks": ("_text", "_typing"),
     "data": (*_COMMON, "_text", "_typing", "_reading"),

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from kalman_attention.published import MAD, MAD_TASKS, PROCESS_NOISE
 from kalman_attention.recipes import mad, mad_rates, training_length
 from kalman_attention.recipes.cell import Cell, Results, differences, plain
 from kalman_attention.recipes.experiment import SCALES, best, mean_of_best
-from kalman_attention.recipes.published import MAD, MAD_TASKS, PROCESS_NOISE
 from kalman_attention.recipes.registry import EXPERIMENTS, load_experiment
 from kalman_attention.recipes.runner import run_cells
 from kalman_attention.recipes.table import Table, markdown, percent

@@ -20,7 +20,7 @@ from kalman_attention.models.presets import PRESETS
 from kalman_attention.models.storage import WEIGHTS
 from kalman_attention.recipes import pretrain_run
 from kalman_attention.recipes.pretrain import recipe
-from kalman_attention.recipes.pretrain_plan import make_plan, plan_rows
+from kalman_attention.recipes.pretrain_budget import budget_rows, make_budget
 from kalman_attention.recipes.pretrain_run import SUMMARY, pretrain
 from kalman_attention.train import schedule
 from kalman_attention.train.checkpoint import CheckpointError, checkpoints
@@ -66,14 +66,14 @@ def test_the_papers_numbers(name, steps, rows, scale):
     assert chosen.steps == steps
     assert chosen.accumulate * chosen.micro_batch == rows
     assert chosen.seq_len == 2048
-    plan = make_plan(chosen)
+    plan = make_budget(chosen)
     bases = {"embedding": 0.3, "head": 4e-3, "hidden": 4e-3, "vector": 4e-3, "state_space": 4e-4}
     assert plan.rates == pytest.approx({k: v * scale for k, v in bases.items()}, rel=2e-4)
     assert plan.tokens / plan.parameters == pytest.approx(40 if rows == 64 else 60.6, rel=0.02)
 
 
 def test_effective_rates_of_45m():
-    rates = make_plan(recipe("kla-45m")).rates
+    rates = make_budget(recipe("kla-45m")).rates
     assert f"{rates['embedding']:.4f}" == "0.1867"
     assert f"{rates['hidden']:.3e}" == f"{rates['head']:.3e}" == "2.489e-03"
     assert f"{rates['state_space']:.3e}" == "2.489e-04"
@@ -100,30 +100,30 @@ def test_decay_and_adam():
 
 
 def test_the_plan_beside_the_paper():
-    rows = {row[0]: row[1:] for row in plan_rows(make_plan(recipe("kla-45m")))}
+    rows = {row[0]: row[1:] for row in budget_rows(make_budget(recipe("kla-45m")))}
     assert rows["updates"] == ["13,733", "-"]  # the paper does not print it
     assert rows["peak rate: hidden"] == ["0.002489", "2.5e-3"]
     assert rows["parameters"] == ["45,309,104", "45M"]
     assert rows["without it"] == [f"{45_309_104 - 32_768 * 496:,}", "-"]
     assert rows["epochs over the data"] == ["no data yet", "-"]
-    other = {row[0]: row[1:] for row in plan_rows(make_plan(recipe("gpt-45m")))}
+    other = {row[0]: row[1:] for row in budget_rows(make_budget(recipe("gpt-45m")))}
     assert other["peak rate: hidden"][1] == other["d_model"][1] == "-"
     assert other["tokens"][1] == "1.8B"
-    assert all(row[2] == "-" for row in plan_rows(make_plan(recipe("nano"))))
+    assert all(row[2] == "-" for row in budget_rows(make_budget(recipe("nano"))))
 
 
 def test_work_and_memory_of_a_plan():
-    plan = make_plan(small(), vocab_size=300, train_tokens=192)
+    plan = make_budget(small(), vocab_size=300, train_tokens=192)
     tokens = 6 * 64
     table = 300 * 128
     assert plan.flops == 6 * (plan.parameters - table) * tokens
     assert plan.state_bytes == 16 * (plan.parameters - table) + 8 * table
-    assert dict(row[:2] for row in plan_rows(plan))["epochs over the data"] == "2.00"
-    attention = make_plan(recipe("gpt-nano", seq_len=512, micro_batch=16))
+    assert dict(row[:2] for row in budget_rows(plan))["epochs over the data"] == "2.00"
+    attention = make_budget(recipe("gpt-nano", seq_len=512, micro_batch=16))
     per_token = attention.flops / attention.tokens
     extra = 6 * 512 * 112 * 4
     assert per_token == 6 * (attention.parameters - attention.embedding) + extra
-    saving = make_plan(small(gradient_checkpointing=True), vocab_size=300)
+    saving = make_budget(small(gradient_checkpointing=True), vocab_size=300)
     assert saving.activation_bytes < plan.activation_bytes
 
 
@@ -143,7 +143,7 @@ def test_estimated_memory_is_that_of_the_model():
     tokens = torch.zeros(2, 128, dtype=torch.long)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         found = model.loss(tokens, tokens)
-    estimate = make_plan(chosen, vocab_size=300).activation_bytes
+    estimate = make_budget(chosen, vocab_size=300).activation_bytes
     logits = 3 * 4 * 2 * 128 * 300
     assert sum(kept.values()) == pytest.approx(estimate - logits, rel=0.15)
     del found

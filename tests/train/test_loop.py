@@ -13,15 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kalman_attention.data.progress import bar, duration
-from kalman_attention.train.batch import named_tensors, to_device
+from kalman_attention._progress import TrainingProgress, bar, duration
+from kalman_attention.parallel.batch import named_tensors, to_device
 from kalman_attention.train.config import TrainConfig
 from kalman_attention.train.data import StreamBatches, TensorBatches
 from kalman_attention.train.loop import fit
 from kalman_attention.train.nonfinite import NonFiniteError
 from kalman_attention.train.objective import token_evaluation, token_loss
 from kalman_attention.train.optim import flat_groups, param_groups
-from kalman_attention.train.progress import Progress
 from kalman_attention.train.schedule import trapezoidal
 from tests.models.small import small, text
 from tests.train.toy import build, records, run, same, weights
@@ -316,7 +315,7 @@ def test_progress_on_a_terminal_is_one_line(monkeypatch):
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
     monkeypatch.setenv("COLUMNS", "90")
     stream = Terminal()
-    progress = Progress(8, 0, monitor="accuracy", stream=stream)
+    progress = TrainingProgress(8, 0, monitor="accuracy", stream=stream)
     progress.update(1, 2.5)
     progress.evaluated(1, {"loss": 2.0, "accuracy": 0.5}, best=True)
     progress.update(2, 2.25)
@@ -337,7 +336,7 @@ def test_progress_elsewhere_is_rare_lines(monkeypatch):
     clock = iter(range(0, 1000, 20))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
     stream = io.StringIO()
-    progress = Progress(10, 0, stream=stream)
+    progress = TrainingProgress(10, 0, stream=stream)
     for step in range(1, 6):
         progress.update(step, 1.0)
     progress.evaluated(5, {"accuracy": 0.25}, best=True)

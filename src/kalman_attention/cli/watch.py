@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from kalman_attention.data.progress import Live, bar
+from kalman_attention._progress import Live, bar
 from kalman_attention.recipes.cell import Cell, Results
 from kalman_attention.train.metrics import METRICS
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kalman_attention._files import sweep, write_json
+from kalman_attention._progress import Progress
 from kalman_attention._reading import from_dict, read_json
 from kalman_attention.data.encoding import BATCH_CHARACTERS, beginning, divide, encode_all
-from kalman_attention.data.progress import Progress
 from kalman_attention.data.shards import (
     INDEX,
     TRAIN,

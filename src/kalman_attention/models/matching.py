@@ -27,6 +27,7 @@ from kalman_attention.baselines.mamba import MambaConfig
 from kalman_attention.baselines.mlstm import MLSTMConfig
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.nn.config import KLAConfig
+from kalman_attention.published import MODEL_DIMENSIONS
 
 Variant = Literal["published", "matched"]
 
@@ -71,62 +72,38 @@ class PaperModel:
         )
 
 
-def _row(
-    name: str,
-    mixer: str,
-    blocks: int,
-    printed_state: int,
-    build: Callable[..., Any],
-    published: dict[str, Any],
-    **changed: Any,
-) -> PaperModel:
-    return PaperModel(
-        name=name,
-        mixer=mixer,
-        blocks=blocks,
-        printed_state=printed_state,
-        published=build(**published),
-        matched=build(**{**published, **changed}),
+def _matched(table: str, mixer: str, published: dict[str, Any]) -> dict[str, Any]:
+    """Options with which the state has the size of KLA's in the same table."""
+    if (table, mixer) == ("mad", "mlstm"):
+        return {**published, "qk_factor": 0.5}
+    if (table, mixer) == ("mqar", "gated_deltanet"):
+        return {**published, "expand_k": 1.0, "expand_v": 1.0}
+    if (table, mixer) == ("mqar", "gla"):
+        return {**published, "expand_k": 2 * published["expand_k"]}
+    return published
+
+
+def _rows(table: str) -> tuple[PaperModel, ...]:
+    return tuple(
+        PaperModel(
+            name=name,
+            mixer=mixer,
+            blocks=blocks,
+            printed_state=state,
+            published=_OPTIONS[mixer](**options),
+            matched=_OPTIONS[mixer](**_matched(table, mixer, options)),
+        )
+        for name, mixer, blocks, state, options in MODEL_DIMENSIONS[table]
     )
 
 
-def _mad() -> tuple[PaperModel, ...]:
-    def row(name: str, mixer: str, build: Callable[..., Any], **options: Any) -> PaperModel:
-        matched = options.pop("matched", {})
-        return _row(name, mixer, 1, 2048, build, {"d_model": 128, **options}, **matched)
+_OPTIONS: dict[str, Callable[..., Any]] = {
+    "kla": KLAConfig,
+    "mamba": MambaConfig,
+    "gated_deltanet": GatedDeltaNetConfig,
+    "gla": GLAConfig,
+    "mlstm": MLSTMConfig,
+}
 
-    heads = {"num_heads": 4, "expand_k": 0.5, "expand_v": 1.0}
-    return (
-        row("KLA", "kla", KLAConfig, d_state=8),
-        row("Mamba", "mamba", MambaConfig, d_state=16, expand=1),
-        row("GatedDeltaNet", "gated_deltanet", GatedDeltaNetConfig, **heads),
-        row("GLA", "gla", GLAConfig, **heads),
-        row("mLSTM", "mlstm", MLSTMConfig, num_heads=16, matched={"qk_factor": 0.5}),
-    )
-
-
-def _mqar(d_model: int) -> tuple[PaperModel, ...]:
-    state, slots = 32 * d_model, 16
-    keys = {64: 1.0, 128: 0.5, 256: 0.25}[d_model]
-    width: dict[str, Any] = {"d_model": d_model}
-    delta = {**width, "num_heads": d_model // 32, "expand_k": 0.75, "expand_v": 1.5}
-    square = {"expand_k": 1.0, "expand_v": 1.0}
-    gla = {**width, "num_heads": 4, "expand_k": keys, "expand_v": 1.0}
-    return (
-        _row("KLA", "kla", 2, state, KLAConfig, {**width, "d_state": slots}),
-        _row("Mamba", "mamba", 2, state, MambaConfig, {**width, "d_state": slots, "expand": 2}),
-        _row(
-            "GatedDeltaNet",
-            "gated_deltanet",
-            2,
-            36 * d_model,
-            GatedDeltaNetConfig,
-            delta,
-            **square,
-        ),
-        _row("GLA", "gla", 2, state, GLAConfig, gla, expand_k=2 * keys),
-    )
-
-
-PAPER_MODELS = {"mad": _mad(), "mqar": (*_mqar(64), *_mqar(128), *_mqar(256))}
+PAPER_MODELS = {table: _rows(table) for table in MODEL_DIMENSIONS}
 """Rows of the tables, by table."""

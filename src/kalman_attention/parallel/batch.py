@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -29,6 +30,11 @@ def named_tensors(batch: Any, prefix: str = "batch") -> Iterator[tuple[str, Tens
     elif isinstance(batch, (tuple, list)):
         for i, value in enumerate(batch):
             yield from named_tensors(value, f"{prefix}.{i}")
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The same tree with all tensors on a device."""
+    return map_tensors(lambda x: x.to(device, non_blocking=True), batch)
 
 
 class Share(NamedTuple):

@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from kalman_attention.parallel.context import split_sequences, whole_sequences
 from kalman_attention.parallel.exchange import Group
-from kalman_attention.parallel.objective import Loss, Objective, SharedObjective
 from kalman_attention.parallel.sharding import broadcast_weights, collect, shard
+from kalman_attention.parallel.shared_loss import Loss, Objective, SharedObjective
 
 Kind = Literal["ddp", "fsdp"]
 _ALONE = Group(0, 1)

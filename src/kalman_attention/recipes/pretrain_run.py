@@ -28,9 +28,9 @@ from kalman_attention.recipes.machine import about
 from kalman_attention.recipes.pretrain import PretrainRecipe
 from kalman_attention.train.checkpoint import checkpoints
 from kalman_attention.train.loop import fit
+from kalman_attention.train.metrics import Result
 from kalman_attention.train.objective import Evaluate, Loss, token_loss
 from kalman_attention.train.optim import param_groups
-from kalman_attention.train.result import Result
 
 SUMMARY = "summary.json"
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from kalman_attention._progress import TrainingProgress
 from kalman_attention.parallel.ranks import Parallel
 from kalman_attention.train.checkpoint import (
     Checkpoint,
@@ -26,10 +27,8 @@ from kalman_attention.train.checkpoint import (
 )
 from kalman_attention.train.config import TrainConfig
 from kalman_attention.train.data import Batches
-from kalman_attention.train.metrics import MetricsLog
+from kalman_attention.train.metrics import Best, MetricsLog, Reason, Result
 from kalman_attention.train.objective import Evaluate, Loss
-from kalman_attention.train.progress import Progress
-from kalman_attention.train.result import Best, Reason, Result
 from kalman_attention.train.seeds import derive_seed, own_randomness, seed_global
 from kalman_attention.train.signals import Signals, StopNow
 from kalman_attention.train.snapshot import (
@@ -128,7 +127,7 @@ class _State:
 
 class _Run:
     log: MetricsLog | None = None
-    progress: Progress | None = None
+    progress: TrainingProgress | None = None
 
     def __init__(
         self,
@@ -170,7 +169,7 @@ class _Run:
         self.started = time.perf_counter() - self.state.seconds
         if self.parallel.main:
             self.log = MetricsLog(self.folder, self.state.step, boards=boards)
-        self.progress = Progress(
+        self.progress = TrainingProgress(
             self.total, self.state.step, monitor=self.config.monitor, enabled=progress
         )
         for note in notes:

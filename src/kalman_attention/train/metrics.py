@@ -1,12 +1,16 @@
-"""Where numbers go: a line of JSON each, always; boards that draw them, when asked for."""
+"""Where numbers go: a line of JSON each, always; boards that draw them, when asked for.
+
+And what is left of a run in the end: its best evaluation, why it ended, its records.
+"""
 
 import hashlib
 import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from kalman_attention._files import sync_folder
 from kalman_attention._reading import checked, parse_json, read_bytes
@@ -193,3 +197,44 @@ def _missing(name: str, way: str) -> ValueError:
         f"the board {name} needs the package {name}, which is not installed: {way}. The same "
         "numbers are always in metrics.jsonl."
     )
+
+
+Reason = Literal["max_steps", "patience", "target"]
+
+
+class Best(NamedTuple):
+    """The best evaluation of a run; the last of several that are equally good.
+
+    Attributes:
+        step: updates made until then.
+        value: of the monitored metric.
+        metrics: all of that evaluation.
+        folder: its checkpoint, for ``load_weights`` (and ``load_model``, if it is one of ours).
+    """
+
+    step: int
+    value: float
+    metrics: dict[str, float]
+    folder: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """How a run ended. The model that was trained has its last weights, not its best.
+
+    Attributes:
+        folder: of the run.
+        step: updates made.
+        reason: why it ended: ``"max_steps"``, ``"patience"`` or ``"target"``.
+        best: the best evaluation; None if nothing was monitored.
+    """
+
+    folder: Path
+    step: int
+    reason: Reason
+    best: Best | None
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """All records of ``metrics.jsonl``, of kind ``"train"`` and ``"eval"``."""
+        return read_metrics(self.folder)

@@ -12,9 +12,9 @@ from torch import nn
 
 from kalman_attention._files import write_file
 from kalman_attention.models.storage import distinct_tensors, model_files
+from kalman_attention.parallel.batch import named_tensors
 from kalman_attention.parallel.ranks import Parallel
 from kalman_attention.parallel.sharding import whole
-from kalman_attention.train.batch import named_tensors
 
 FOLDER = "nonfinite"
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kalman_attention.parallel.batch import to_device
 from kalman_attention.parallel.ranks import Parallel
 from kalman_attention.parallel.sharding import whole
-from kalman_attention.train.batch import to_device
 from kalman_attention.train.config import TrainConfig
 from kalman_attention.train.data import Batches
 from kalman_attention.train.nonfinite import keep_nonfinite

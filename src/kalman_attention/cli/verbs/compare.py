@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kalman_attention._files import write_atomically
+from kalman_attention._progress import Progress
 from kalman_attention._reading import read_json
 from kalman_attention.cli import numbers
 from kalman_attention.cli.paths import out_folder
 from kalman_attention.cli.table import render
 from kalman_attention.cli.verbs.eval import harness_module, paper_table
-from kalman_attention.data.progress import Progress
-from kalman_attention.evaluation import paper
 from kalman_attention.evaluation.benchmarks import checksum
 from kalman_attention.recipes.machine import about
 
@@ -81,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     speed = _speed(args, opened) if args.seconds else {}
     print(quality_table(results, speed))
     if args.task_data is not None:
-        print(f"\nzero-shot, in per cent; {_items(args.limit)}; paper: {paper.SOURCE}\n")
+        print(f"\nzero-shot, in per cent; {_items(args.limit)}; paper: KLA paper, tab:lm-main\n")
         tasks = {f["summary"]["model"]: f["zero_shot"]["tasks"] for f in results.values()}
         print(paper_table(tasks))
     curves = {

@@ -10,12 +10,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from kalman_attention import published
+from kalman_attention._progress import Progress
 from kalman_attention.cli import numbers
 from kalman_attention.cli.parser import add_device, add_dtype, add_engine
 from kalman_attention.cli.paths import RUNS, out_file
 from kalman_attention.cli.table import render
-from kalman_attention.data.progress import Progress
-from kalman_attention.evaluation import paper
 from kalman_attention.evaluation.benchmarks import BENCHMARKS
 
 if TYPE_CHECKING:
@@ -164,7 +164,8 @@ def _tasks(args: argparse.Namespace, found: "Checkpoint") -> dict[str, Any]:
     print(f"{args.checkpoint}: {settings}\n")
     print(score_table(result["tasks"]))
     if set(result["tasks"]) & set(BENCHMARKS):
-        print(f"\nbeside it, in per cent ({paper.SOURCE}, {paper.ITEMS} items per task):\n")
+        items = published.ZERO_SHOT_ITEMS
+        print(f"\nbeside it, in per cent (KLA paper, tab:lm-main, {items} items per task):\n")
         print(paper_table({args.checkpoint.name: result["tasks"]}))
     return result
 
@@ -212,7 +213,7 @@ def paper_table(runs: dict[str, dict[str, dict[str, Any]]]) -> str:
     ]
     rows += [
         ["paper", model, *_cells([scores[i] for i, _ in chosen])]
-        for model, scores in paper.SCORES.items()
+        for model, scores in published.ZERO_SHOT.items()
     ]
     return render(["from", "model", *(b.title for _, b in chosen), "mean"], rows)
 

@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start from the weights of this run or model folder, with a new optimizer and "
         "schedule (default: random weights)",
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and stop")
+    parser.add_argument("--dry-run", action="store_true", help="print size, rates, work and memory, and stop")
     add_device(parser)
     add_engine(parser)
     parser.add_argument(
@@ -177,16 +177,16 @@ def plan_table(chosen: "PretrainRecipe", shards: Path | None) -> str:
         shards: what it trains on; None if there is nothing yet.
     """
     from kalman_attention.data.shards import TRAIN, ShardedTokens
-    from kalman_attention.recipes.pretrain_plan import make_plan, plan_rows
+    from kalman_attention.recipes.pretrain_budget import budget_rows, make_budget
 
     if shards is None:
-        plan = make_plan(chosen)
+        plan = make_budget(chosen)
     else:
         index = ShardedTokens(shards).index
-        plan = make_plan(
+        plan = make_budget(
             chosen, vocab_size=index.vocab_size, train_tokens=index.total("tokens", TRAIN)
         )
-    rows = plan_rows(plan)
+    rows = budget_rows(plan)
     if all(row[2] == "-" for row in rows):
         return render(["plan", "this run"], [row[:2] for row in rows])
     return render(["plan", "this run", "paper (tab:lm-pretrain-hparams)"], rows)

@@ -2,7 +2,7 @@
 
 import io
 
-from kalman_attention.data.progress import Live, Progress
+from kalman_attention._progress import Live, Progress
 
 
 def test_share_rate_and_time_left():

@@ -64,7 +64,7 @@ class SharedObjective(Objective):
         if context.size > 1 and not isinstance(loss, SummedLoss):
             raise ValueError(
                 "context parallelism needs a loss that can be cut in time: token_loss, or one with "
-                "the methods of parallel.objective.SummedLoss."
+                "the methods of parallel.shared_loss.SummedLoss."
             )
         self.everyone = everyone
         share = _Share(model, loss, everyone, context)

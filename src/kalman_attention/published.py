@@ -4,6 +4,10 @@ Sources are labels of the paper's LaTeX. Accuracies in percent, means of five se
 exist only as pictures (MQAR, A5, OU over depth) are not here: no number is read off a plot.
 """
 
+from typing import Any, TypeAlias
+
+ModelRow: TypeAlias = tuple[str, str, int, int, dict[str, Any]]
+
 MAD_TASKS = (
     "compression",
     "memorization",
@@ -41,6 +45,34 @@ MQAR_KLA_256 = "> 95"
 SCALING_CUDA_SPEEDUP = 350
 """``sec:compute-scaling``: CUDA kernel against the recurrent update, T = 2,048, on an A100."""
 
+_HEADS = {"d_model": 128, "num_heads": 4, "expand_k": 0.5, "expand_v": 1.0}
+_MQAR_KEYS = {64: 1.0, 128: 0.5, 256: 0.25}
+
+
+def _mqar(d: int) -> tuple[ModelRow, ...]:
+    delta = {"d_model": d, "num_heads": d // 32, "expand_k": 0.75, "expand_v": 1.5}
+    gla = {"d_model": d, "num_heads": 4, "expand_k": _MQAR_KEYS[d], "expand_v": 1.0}
+    return (
+        ("KLA", "kla", 2, 32 * d, {"d_model": d, "d_state": 16}),
+        ("Mamba", "mamba", 2, 32 * d, {"d_model": d, "d_state": 16, "expand": 2}),
+        ("GatedDeltaNet", "gated_deltanet", 2, 36 * d, delta),
+        ("GLA", "gla", 2, 32 * d, gla),
+    )
+
+
+MODEL_DIMENSIONS: dict[str, tuple[ModelRow, ...]] = {
+    "mad": (
+        ("KLA", "kla", 1, 2048, {"d_model": 128, "d_state": 8}),
+        ("Mamba", "mamba", 1, 2048, {"d_model": 128, "d_state": 16, "expand": 1}),
+        ("GatedDeltaNet", "gated_deltanet", 1, 2048, _HEADS),
+        ("GLA", "gla", 1, 2048, _HEADS),
+        ("mLSTM", "mlstm", 1, 2048, {"d_model": 128, "num_heads": 16}),
+    ),
+    "mqar": (*_mqar(64), *_mqar(128), *_mqar(256)),
+}
+"""``tab:model-dims`` and ``tab:mqar-model-configs``: name, mixer, blocks, state size and options,
+all as printed. ``models.matching`` builds them."""
+
 _PRETRAINING_SHARED = {
     "layers": "12 blocks",
     "vocabulary": "32,768",
@@ -77,3 +109,21 @@ PRETRAINING = {
 
 KLA_ONLY = ("d_model", "hidden", "state_space")
 """Of these, what the paper says of KLA alone: rates depend on the width."""
+
+ZERO_SHOT_ITEMS = 500
+"""Items of each task that the paper scored: every figure is a multiple of 0.2, and a standard error
+is about 2 points."""
+
+ZERO_SHOT = {
+    "GPT-45M": (16.0, 28.6, 58.0, 40.2, 20.6, 50.0, 27.4, 37.4),
+    "Mamba-45M": (9.2, 29.2, 59.8, 37.2, 25.4, 48.8, 25.4, 61.6),
+    "GDN-45M": (16.0, 28.2, 58.4, 39.0, 23.4, 52.6, 27.2, 45.2),
+    "KLA-45M": (7.6, 28.8, 58.6, 40.6, 23.2, 52.2, 27.4, 63.0),
+    "GPT+KLA-45M": (16.0, 28.2, 58.6, 42.8, 23.0, 50.8, 24.4, 62.8),
+    "GPT-180M": (28.8, 32.2, 63.4, 51.0, 27.0, 49.2, 31.2, 54.8),
+    "Mamba-180M": (24.0, 30.6, 63.0, 51.0, 27.2, 53.8, 33.0, 55.8),
+    "GDN-180M": (27.8, 31.6, 60.4, 45.6, 25.8, 53.4, 30.0, 60.8),
+    "KLA-180M": (22.4, 34.0, 63.0, 50.0, 26.0, 53.6, 32.4, 60.8),
+    "GPT+KLA-180M": (30.2, 34.4, 64.2, 55.8, 29.0, 51.8, 31.0, 63.2),
+}
+"""``tab:lm-main``: model to its scores, in the order of ``evaluation.benchmarks.BENCHMARKS``."""

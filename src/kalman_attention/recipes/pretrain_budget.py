@@ -15,16 +15,16 @@ from kalman_attention.models.block import Block
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.language_model import LanguageModel
 from kalman_attention.models.plan import format_plan
+from kalman_attention.published import KLA_ONLY, PRETRAINING
 from kalman_attention.recipes.pretrain import PretrainRecipe
 from kalman_attention.recipes.pretrain_run import build_groups, model_config
-from kalman_attention.recipes.published import KLA_ONLY, PRETRAINING
 
 _PROBE = 128
 """Tokens of the sequence on which the memory of a block is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Budget:
     """The figures of a run.
 
     Attributes:
@@ -56,9 +56,9 @@ class Plan:
         return self.recipe.steps * self.recipe.batch_tokens
 
 
-def make_plan(
+def make_budget(
     recipe: PretrainRecipe, *, vocab_size: int | None = None, train_tokens: int | None = None
-) -> Plan:
+) -> Budget:
     """Count; nothing of the size of the model is allocated.
 
     Args:
@@ -74,7 +74,7 @@ def make_plan(
     attention = 6 * recipe.seq_len * config.d_model * config.layers.count("attention")
     per_token = 6 * (parameters - table) + attention
     stored = getattr(torch, recipe.embedding_dtype).itemsize
-    return Plan(
+    return Budget(
         recipe=recipe,
         model=config,
         parameters=parameters,
@@ -87,36 +87,36 @@ def make_plan(
     )
 
 
-def plan_rows(plan: Plan) -> list[list[str]]:
-    """The plan as rows of a table: what, in this run, in the paper (``-`` where it says nothing).
+def budget_rows(budget: Budget) -> list[list[str]]:
+    """The budget as rows of a table: what, in this run, in the paper (``-`` where it says nothing).
 
     Beside models other than KLA stands only what the paper says of all of them.
     """
-    recipe, config = plan.recipe, plan.model
+    recipe, config = budget.recipe, budget.model
     paper = PRETRAINING.get(recipe.size, {})
     if not recipe.model.startswith("kla-"):
         paper = {key: value for key, value in paper.items() if key not in KLA_ONLY}
-    data = plan.train_tokens
+    data = budget.train_tokens
     rows = [
         ("model", f"{recipe.model}: {format_plan(config.layers)}", "layers"),
         ("d_model", str(config.d_model), "d_model"),
-        ("parameters", f"{plan.parameters:,}", "parameters"),
-        ("of them token embedding", f"{plan.embedding:,}", ""),
-        ("without it", f"{plan.parameters - plan.embedding:,}", ""),
+        ("parameters", f"{budget.parameters:,}", "parameters"),
+        ("of them token embedding", f"{budget.embedding:,}", ""),
+        ("without it", f"{budget.parameters - budget.embedding:,}", ""),
         ("vocabulary", f"{config.vocab_size:,}", "vocabulary"),
-        ("tokens", f"{plan.tokens:,}", "tokens"),
+        ("tokens", f"{budget.tokens:,}", "tokens"),
         ("updates", f"{recipe.steps:,}", "updates"),
         ("tokens per update", f"{recipe.batch_tokens:,}", "batch_tokens"),
         ("  in micro-batches", _micro_batches(recipe), ""),
         ("sequence length", f"{recipe.seq_len:,}", "seq_len"),
-        ("tokens per parameter", f"{plan.tokens / plan.parameters:.1f}", "ratio"),
-        ("epochs over the data", f"{plan.tokens / data:.2f}" if data else "no data yet", ""),
+        ("tokens per parameter", f"{budget.tokens / budget.parameters:.1f}", "ratio"),
+        ("epochs over the data", f"{budget.tokens / data:.2f}" if data else "no data yet", ""),
         ("rows", _loader(recipe), ""),
         ("loss", recipe.loss, ""),
-        ("matrix FLOPs", f"{plan.flops:.2e}", ""),
-        ("memory: weights, gradients, Adam", _size(plan.state_bytes), ""),
-        ("memory: one micro-batch, about", _size(plan.activation_bytes), ""),
-        *((f"peak rate: {name}", f"{rate:.4g}", name) for name, rate in plan.rates.items()),
+        ("matrix FLOPs", f"{budget.flops:.2e}", ""),
+        ("memory: weights, gradients, Adam", _size(budget.state_bytes), ""),
+        ("memory: one micro-batch, about", _size(budget.activation_bytes), ""),
+        *((f"peak rate: {name}", f"{rate:.4g}", name) for name, rate in budget.rates.items()),
         ("weight decay (matrices, head)", f"{recipe.rates.weight_decay:g}", "weight_decay"),
         ("Adam", _adam(recipe), "adam"),
         ("schedule", _schedule(recipe), "schedule"),
