@@ -15,7 +15,7 @@ EXPERIMENTS = {
     "mqar": "recall of many pairs over long contexts, over width",
     "text-ladder": "options of the KLA layer on text, at equal size (needs --shards)",
     "a5": "products in the group A5: the fewest blocks that solve each length",
-    "a5-curriculum": "the same with lengths that grow in training, and larger batches",
+    "a5-curriculum": "the same with lengths that grow in training, best of three seeds",
     "state-tracking": "words of groups, trained at length 20 and asked at up to 1,024",
     "rotation": "turning blocks on recall and copying, where nothing has to be tracked",
 }
