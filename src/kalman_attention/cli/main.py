@@ -21,6 +21,7 @@ from kalman_attention.cli.verbs import (
     pretrain,
     report,
     reproduce,
+    score,
     sizes,
     task,
 )
@@ -39,7 +40,7 @@ EXTRAS = {
 
 VERBS = (
     *(check, demo, task, sizes, reproduce, report),
-    *(data, pretrain, evaluate, compare, generate, export, bench),
+    *(data, pretrain, evaluate, score, compare, generate, export, bench),
 )
 
 

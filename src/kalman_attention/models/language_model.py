@@ -142,7 +142,8 @@ class LanguageModel(BlockStack):
             mask: as for ``forward``.
             cu_seqlens: as for ``forward``.
             num_samples: posterior samples; with some, the entropy is that of the marginal
-                prediction (KLA+) and comes split into aleatoric and epistemic parts.
+                prediction (KLA+) and comes split into aleatoric and epistemic parts, by the
+                mutual information with the read-out of the last block only.
             generator: source of their randomness.
 
         Returns:
