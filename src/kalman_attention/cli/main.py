@@ -16,6 +16,7 @@ from kalman_attention.cli.verbs import (
     compare,
     data,
     demo,
+    explore,
     export,
     generate,
     pretrain,
@@ -30,6 +31,7 @@ from kalman_attention.recipes.machine import keep_memory
 
 EXTRAS = {
     "datasets": "data",
+    "jinja2": "report",
     "lm_eval": "eval",
     "matplotlib": "plot",
     "pyarrow": "data",
@@ -40,7 +42,7 @@ EXTRAS = {
 
 VERBS = (
     *(check, demo, task, sizes, reproduce, report),
-    *(data, pretrain, evaluate, score, compare, generate, export, bench),
+    *(data, pretrain, evaluate, score, explore, compare, generate, export, bench),
 )
 
 

@@ -208,7 +208,7 @@ class _Reader:
         predicted = [*before, *self._predict(hidden, held, slice(None, -1))]
         (ahead,) = self._predict(hidden, held, slice(-1, None))
         W, counted = targets.shape[1], targets >= 0
-        columns = _of_predictions(predicted, targets.clamp(min=0))
+        columns = score_predictions(predicted, targets.clamp(min=0))
         columns["log_variance"] = _column(
             [None if v is None else v.float().log() for v in seen.variance], hidden
         )
@@ -241,8 +241,13 @@ class _Reader:
             )
 
 
-def _of_predictions(parts: Sequence[Prediction], targets: Tensor) -> dict[str, Tensor]:
-    """What predictions of successive positions say about the tokens that came, ``[B, W]`` each."""
+def score_predictions(parts: Sequence[Prediction], targets: Tensor) -> dict[str, Tensor]:
+    """What predictions say about the tokens that came, by name, ``[B, W]`` each.
+
+    Args:
+        parts: predictions of successive positions.
+        targets: the tokens that came, ``[B, W]``.
+    """
     columns: dict[str, list[Tensor]] = {name: [] for name in _PREDICTED}
     sizes = [part.entropy.shape[1] for part in parts]
     for part, wanted in zip(parts, torch.split(targets, sizes, 1), strict=True):
