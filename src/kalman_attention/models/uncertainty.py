@@ -12,7 +12,7 @@ is in neither part. It is not epistemic uncertainty in the sense of ensembles or
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ from kalman_attention.ops.kla_scan import kla_scan
 
 if TYPE_CHECKING:
     from kalman_attention.models.language_model import LanguageModel
+
+
+VarianceOf = Literal["readout", "output"]
 
 
 class Prediction(NamedTuple):
@@ -50,8 +53,9 @@ class Uncertainty(NamedTuple):
     """Belief summaries of a sequence.
 
     Attributes:
-        variance: posterior variance of every block's read-out, ``[B, T, d_inner]``; None for a
-            block without a belief.
+        variance: posterior variance of every block's read-out, ``[B, T, d_inner]``, or of what
+            its mixer adds to the residual stream, ``[B, T, d_model]``; None for a block without a
+            belief.
         gain: Kalman gain of every block, as the share of the belief that each token replaced:
             sum_n k_n K_n / N with K = s k lam_v, in [0, 1), ``[B, T, d_inner]``; None as above.
         entropy: of the predicted next token, in nats, ``[B, T]``.
@@ -76,10 +80,11 @@ class Beliefs:
         states: what the pass goes on from, one per block; None starts afresh.
         mask: as for the pass.
         cu_seqlens: as for the pass.
+        variance_of: ``"readout"``, or ``"output"`` for what the mixer adds to the residual stream.
 
     Attributes:
-        variance: of every block's read-out, ``[B, T, d_inner]``.
-        gain: Kalman gain of every block, of the same shape.
+        variance: of every block's read-out, ``[B, T, d_inner]``, or output, ``[B, T, d_model]``.
+        gain: Kalman gain of every block, ``[B, T, d_inner]``.
     """
 
     def __init__(
@@ -87,18 +92,25 @@ class Beliefs:
         states: Sequence[Any] | None = None,
         mask: Mask | None = None,
         cu_seqlens: Tensor | None = None,
+        variance_of: VarianceOf = "readout",
     ) -> None:
+        if variance_of not in ("readout", "output"):
+            raise ValueError(f"variance_of must be 'readout' or 'output', got {variance_of!r}.")
+        self._output = variance_of == "output"
         self.variance: list[Tensor | None] = []
         self.gain: list[Tensor | None] = []
         self._states, self._mask, self._cu_seqlens = states, mask, cu_seqlens
 
     def __call__(self, block: Block, found: BlockOutput) -> None:
         """Look at one block."""
-        read, gain = found.readout, None
+        read, gain, variance = found.readout, None, None
         if read is not None and isinstance(block.mixer, KLA):
             state = None if self._states is None else self._states[len(self.gain)].belief
             gain = kalman_gain(block.mixer, read, self._mask, self._cu_seqlens, state)
-        self.variance.append(None if read is None else read.variance)
+            variance = read.variance
+            if self._output and variance is not None:
+                variance = block.mixer.write_variance(variance, *read.context[:2])
+        self.variance.append(variance)
         self.gain.append(gain)
 
 
@@ -159,9 +171,10 @@ def uncertainty(
     cu_seqlens: Tensor | None = None,
     num_samples: int = 0,
     generator: torch.Generator | None = None,
+    variance_of: VarianceOf = "readout",
 ) -> Uncertainty:
     """Variance, gain and entropies at every token; see ``LanguageModel.uncertainty``."""
-    seen = Beliefs(None, mask, cu_seqlens)
+    seen = Beliefs(None, mask, cu_seqlens, variance_of)
     hold = num_samples > 0 or model.config.layers[-1] == "kla"
     found = model.walk(
         model.embed(input_ids),
