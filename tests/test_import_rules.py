@@ -38,17 +38,25 @@ MAY_IMPORT = {
     "parallel": (*_LAYERS, "models"),
     "train": (*_RUNS, "parallel"),
     "evaluation": _RUNS,
+    "explorer": (*_RUNS, "evaluation"),
     "hf": ("models",),
     "plots": ("_typing", "filtering.identities"),
     "recipes": (*_RUNS, "parallel", "train", "evaluation"),
-    "cli": (*_RUNS, "tools", "parallel", "train", "evaluation", "plots", "recipes", "__init__"),
+    "cli": (
+        *(*_RUNS, "tools", "parallel", "train", "evaluation", "explorer", "plots", "recipes"),
+        "__init__",
+    ),
     "__main__": ("cli",),
     "__init__": _RUNS,
 }
 """What each part of the package may import, besides itself; ``__init__`` is the public surface."""
 
 ONLY_IN = {
+    "jinja2": ("explorer.page",),
+    "markupsafe": ("explorer.page",),
     "matplotlib": ("plots",),
+    "sklearn": ("evaluation.detection",),
+    "torchmetrics": ("evaluation.detection",),
     "transformers": ("hf", "models.hf", "cli.bench.layer", "cli.bench.mixers"),
     "mamba_ssm": ("baselines.mamba_kernels",),
     "mambapy": ("cli.bench.mixers",),
@@ -65,8 +73,9 @@ ONLY_IN = {
     "cuda": ("ops.cuda",),
     "ctypes": ("ops.cpu", "ops.cuda", "ops.triton", "recipes.machine"),  # machine: mallopt
     "torch.utils.cpp_extension": ("ops.cpu", "ops.cuda", "ops.triton"),
+    "http": ("explorer.server",),
     **dict.fromkeys(
-        ("datasets", "http", "huggingface_hub", "requests", "socket", "urllib"),
+        ("datasets", "huggingface_hub", "requests", "socket", "urllib"),
         ("data", "evaluation.zero_shot"),
     ),
 }

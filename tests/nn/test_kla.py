@@ -415,3 +415,25 @@ def test_samples():
     assert torch.equal(certain.sample(), found.mean.unsqueeze(0))
     with pytest.raises(ValueError, match="return_variance=True"):
         layer.read(x).sample()
+
+
+def test_variance_of_the_output_is_that_of_a_linear_map():
+    torch.manual_seed(0)
+    layer, x = (
+        KLA(d_model=6, d_state=3, d_inner=12, skip=0.5).double(),
+        torch.randn(2, 5, 6).double(),
+    )
+    found = layer.read(x, return_variance=True)
+    # The output as a function of the read-out, differentiated: a matrix per token.
+    matrix = torch.func.vmap(torch.func.vmap(torch.func.jacrev(layer.write)))(
+        found.mean, *found.context
+    )
+    expected = torch.einsum("btid,btd->bti", matrix.square(), found.variance)
+    y, variance, _ = layer.mix(x, return_variance="output")
+    torch.testing.assert_close(variance, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(y, layer(x))
+    state = layer.mix(x[:, :4]).state
+    last = layer.step(x[:, 4], state, return_variance="output").variance
+    torch.testing.assert_close(last, expected[:, 4], rtol=1e-8, atol=1e-10)
+    with pytest.raises(ValueError, match="readout_norm"):
+        KLA(d_model=6, readout_norm=True).mix(x.float(), return_variance="output")

@@ -15,7 +15,7 @@ be put in between, which is how the marginal likelihood (KLA+) is estimated.
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -159,15 +159,16 @@ class KLA(Mixer):
         cu_seqlens: Tensor | None = None,
         *,
         dt: Tensor | None = None,
-        return_variance: bool = False,
+        return_variance: bool | Literal["output"] = False,
     ) -> LayerOutput:
         """Mix a piece of sequences, going on from ``state``, or from the prior; see ``Mixer``.
 
-        ``dt`` as for ``forward``.
+        ``dt`` as for ``forward``. ``return_variance="output"`` returns the variance of the output
+        itself, ``[B, T, d_model]``, instead of that of the read-out; see ``write_variance``.
         """
         self._check(x, mask, cu_seqlens)
-        found = self.read(x, state, mask, cu_seqlens, dt=dt, return_variance=return_variance)
-        return self._through(found)
+        found = self.read(x, state, mask, cu_seqlens, dt=dt, return_variance=bool(return_variance))
+        return self._through(found, return_variance)
 
     def step(
         self,
@@ -176,7 +177,7 @@ class KLA(Mixer):
         *,
         mask: Mask | None = None,
         dt: Tensor | None = None,
-        return_variance: bool = False,
+        return_variance: bool | Literal["output"] = False,
     ) -> LayerOutput:
         """One token ``[B, d_model]`` (mask, dt ``[B]``); equal to ``mix`` on sequences of one."""
         self._check(x, mask, axes=2)
@@ -184,7 +185,8 @@ class KLA(Mixer):
             found = self.decode(x, state, mask)
             if found is not None:
                 return found
-        return self._through(self.read(x, state, mask, dt=dt, return_variance=return_variance))
+        read = self.read(x, state, mask, dt=dt, return_variance=bool(return_variance))
+        return self._through(read, return_variance)
 
     def decode(
         self, x: Tensor, state: LayerState, mask: Mask | None = None, norm: RMSNorm | None = None
@@ -275,6 +277,34 @@ class KLA(Mixer):
             latent = self.skip(latent, stream)
         return project(self.out_proj, latent * nn.functional.silu(gate))
 
+    def write_variance(self, variance: Values, stream: Tensor, gate: Tensor) -> Tensor:
+        r"""Variance of the layer's output from that of the read-out: exact, ``write`` is linear.
+
+        .. math:: \mathrm{Var}[o_i] = \sum_d W_{id}^2\,\mathrm{silu}(g_d)^2\,\mathrm{Var}[y_d]
+
+        The channels of a read-out are independent given the tokens; those of the output are not,
+        and this is the diagonal of their covariance. Stream and gate are known, so the skip adds
+        nothing.
+
+        Args:
+            variance: of the read-out, ``[..., T, D]``.
+            stream: first of ``Readout.context``.
+            gate: second of ``Readout.context``, before its SiLU, ``[..., T, D]``.
+
+        Returns:
+            ``[..., T, d_model]``.
+        """
+        if self.readout_norm is not None:
+            raise ValueError(
+                "a layer with readout_norm is not linear in its read-out: the variance of its "
+                "output has no closed form. Write samples instead."
+            )
+        known = nn.functional.silu(gate.to(variance.dtype))
+        # Through the module, as everywhere: the weight itself may be sharded or quantised.
+        eye = torch.eye(self.config.width, dtype=stream.dtype, device=stream.device)
+        weight = project(self.out_proj, eye).to(variance.dtype)  # [D, d_model]
+        return (variance * known.square()) @ weight.square()
+
     def _first_window(self, rows: int, like: Tensor) -> Tensor:
         if self.conv is None:
             return like.new_zeros(rows, 0, self.config.width)
@@ -358,8 +388,12 @@ class KLA(Mixer):
             engine=self.config.engine or "auto",
         )
 
-    def _through(self, found: Readout) -> LayerOutput:
-        return LayerOutput(self.write(found.mean, *found.context), found.variance, found.state)
+    def _through(self, found: Readout, of: bool | Literal["output"]) -> LayerOutput:
+        variance = found.variance
+        if of == "output":
+            assert variance is not None
+            variance = self.write_variance(variance, *found.context)
+        return LayerOutput(self.write(found.mean, *found.context), variance, found.state)
 
     def extra_repr(self) -> str:
         """The options that shape the filter."""

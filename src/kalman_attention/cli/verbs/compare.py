@@ -1,4 +1,4 @@
-"""``kla compare``: finished pretraining runs beside each other: bits per byte, speed, tasks."""
+"""``kla compare``: finished pretraining runs side by side: bits per byte, calibration, speed."""
 
 import argparse
 import json
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kalman_attention.recipes.comparison import FinishedRun
 
 _SPEED = "speed.json"
+_SURE = ("ece", "aurc")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
     results = {name: _measured(args, name, found, asked) for name, found in opened.items()}
     speed = _speed(args, opened) if args.seconds else {}
     print(quality_table(results, speed))
+    if not _can_calibrate():
+        print("no ECE and AURC: pip install 'kalman_attention[score]'")
     if args.task_data is not None:
         print(f"\nzero-shot, in per cent; {_items(args.limit)}; paper: KLA paper, tab:lm-main\n")
         tasks = {f["summary"]["model"]: f["zero_shot"]["tasks"] for f in results.values()}
@@ -96,16 +99,29 @@ def _measured(
     args: argparse.Namespace, name: str, found: "FinishedRun", asked: dict[str, Any] | None
 ) -> dict[str, Any]:
     """The result of a run: from its file if that is of the same weights and tasks."""
-    from kalman_attention.recipes.comparison import measure, weights_of
+    from kalman_attention.recipes.comparison import measure, measure_calibration, weights_of
 
     path = args.out / f"{name}.json"
     known = read_json(path) if path.exists() else {}
     if known.get("weights") != weights_of(found):
         known = measure(found)
+    if "calibration" not in known and _can_calibrate():
+        known["calibration"] = measure_calibration(found)
     if asked is not None and known.get("zero_shot", {}).get("asked") != asked:
         known["zero_shot"] = {"asked": asked, **_zero_shot(args, found)}
     write_atomically(path, (json.dumps(known, indent=1) + "\n").encode())
     return known
+
+
+def _can_calibrate() -> bool:
+    """Whether the libraries for it are there; the rest of the table needs none of them."""
+    from kalman_attention.evaluation.detection import require_libraries
+
+    try:
+        require_libraries()
+    except ValueError:
+        return False
+    return True
 
 
 def _zero_shot(args: argparse.Namespace, found: "FinishedRun") -> dict[str, Any]:
@@ -142,12 +158,13 @@ def quality_table(results: dict[str, dict[str, Any]], speed: dict[str, float]) -
             f"{found['summary']['parameters']:,}",
             f"{found['summary']['tokens']:,}",
             f"{found['validation']['bits_per_byte']:.4f}",
+            *(f"{found['calibration'][k]:.4f}" if "calibration" in found else "-" for k in _SURE),
             f"{speed[name]:,.0f}" if speed else "-",
         ]
         for name, found in results.items()
     ]
-    header = ["model", "parameters", "tokens", "validation bits per byte", "tokens/s in training"]
-    return render(header, rows)
+    header = ["model", "parameters", "tokens", "validation bits per byte", "ECE", "AURC"]
+    return render([*header, "tokens/s in training"], rows)
 
 
 def _items(limit: int | None) -> str:

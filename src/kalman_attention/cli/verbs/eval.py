@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.checkpoint is None:
         args.checkpoint = newest_run(RUNS)
-    texts = _read_texts(args.text or ())
+    texts = read_texts(args.text or ())
     wants_tasks = args.tasks is not None or args.task_data is not None
     shards = None
     if not (wants_tasks or args.text or args.shards):
@@ -222,7 +222,7 @@ def _cells(scores: list[float]) -> list[str]:
     return [f"{score:.1f}" for score in (*scores, sum(scores) / len(scores))]
 
 
-def _read_texts(paths: Sequence[Path]) -> dict[str, str]:
+def read_texts(paths: Sequence[Path]) -> dict[str, str]:
     """Texts by the names of their files, before anything is computed."""
     texts = {str(path): path.read_bytes().decode("utf-8-sig", "replace") for path in paths}
     for name, text in texts.items():
