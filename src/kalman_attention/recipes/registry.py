@@ -17,6 +17,7 @@ EXPERIMENTS = {
     "a5": "products in the group A5: the fewest blocks that solve each length",
     "a5-curriculum": "the same with lengths that grow in training, best of three seeds",
     "state-tracking": "words of groups, trained at length 20 and asked at up to 1,024",
+    "uncertainty": "which score of a language model finds foreign text, and which mistakes",
     "rotation": "turning blocks on recall and copying, where nothing has to be tracked",
 }
 """Experiments in the order of the paper, and what each is."""

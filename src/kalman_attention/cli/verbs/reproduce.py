@@ -49,7 +49,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shards",
         type=Path,
         metavar="DIR",
-        help="text for text-ladder, as kla data wrote it (default: none)",
+        help="text for text-ladder and uncertainty, as kla data wrote it (default: none; for "
+        "uncertainty the code of the standard library)",
+    )
+    parser.add_argument(
+        "--domains",
+        type=Path,
+        metavar="DIR",
+        help="other texts for uncertainty, one file each (default: documentation, code and "
+        "licences that every machine has)",
     )
     parser.add_argument("--list", action="store_true", help="list the cells and stop")
     parser.add_argument("--table", action="store_true", help="compute nothing, show what is there")
@@ -78,9 +86,13 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         print("\n".join(f"{_mark(results, c)} {c.name}" for c in chosen))
         return 0
-    if args.shards is not None:
-        chosen = [_with_text(cell, args.shards) for cell in chosen]
+    places = _places(args)
     if not args.table:
+        if experiment.prepare is not None and not places:
+            folder = results.folder(experiment.name)
+            folder.mkdir(parents=True, exist_ok=True)
+            places = experiment.prepare(folder)
+        chosen = [_placed(cell, places) for cell in chosen]
         from kalman_attention.cli.watch import Watch
         from kalman_attention.recipes.runner import run_cells
 
@@ -111,11 +123,18 @@ def show(experiment: Experiment, scale: Scale, results: Results, cells: Sequence
         print(path)
 
 
-def _with_text(cell: Cell, shards: Path) -> Cell:
-    """The same cell, told where its text is."""
-    if not hasattr(cell.run, "shards"):
-        raise ValueError(f"--shards is for experiments on text, which {cell.experiment} is not.")
-    run: Any = dataclasses.replace(cell.run, shards=str(shards))  # type: ignore[type-var]
+def _places(args: argparse.Namespace) -> dict[str, str]:
+    """Where the user says that the data is."""
+    given = {name: getattr(args, name) for name in ("shards", "domains")}
+    return {name: str(path) for name, path in given.items() if path is not None}
+
+
+def _placed(cell: Cell, places: dict[str, str]) -> Cell:
+    """The same cell, told where its data is."""
+    for name in places:
+        if not hasattr(cell.run, name):
+            raise ValueError(f"--{name} is not for {cell.experiment}, which does not use it.")
+    run: Any = dataclasses.replace(cell.run, **places)  # type: ignore[type-var]
     return dataclasses.replace(cell, run=run)
 
 
