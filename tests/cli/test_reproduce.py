@@ -5,12 +5,12 @@ import json
 import pytest
 
 from kalman_attention.cli.main import main
-from kalman_attention.cli.page import Section, render_page
 from kalman_attention.cli.watch import Watch, last_record
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.inspection import trained_kla
 from kalman_attention.recipes.registry import load_experiment
 from kalman_attention.recipes.table import Table
+from kalman_attention.report.page import Section, render_page
 
 pytest.importorskip("matplotlib")
 

@@ -6,11 +6,8 @@ import torch
 from torch import Tensor
 
 from kalman_attention import ScanOutput, discretise, kla_scan
-from kalman_attention.cli import figures
 from kalman_attention.cli.bench.measure import Shape, fastest, make_inputs, scan_pass
-from kalman_attention.cli.page import Section
 from kalman_attention.cli.table import print_table, render
-from kalman_attention.cli.verbs.report import write_report
 from kalman_attention.cli.watch import Watch
 from kalman_attention.ops.engines import ENGINES, REFERENCE
 from kalman_attention.recipes.cell import Results
@@ -18,6 +15,9 @@ from kalman_attention.recipes.demo import EXPERIMENT, SUMMARY, TRACKING_SUMMARY
 from kalman_attention.recipes.inspection import load_best
 from kalman_attention.recipes.runner import run_cells
 from kalman_attention.recipes.table import Table
+from kalman_attention.report import figures
+from kalman_attention.report.collect import write_report
+from kalman_attention.report.page import Section
 
 NOISE = 0.4
 GAP = slice(170, 230)

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-from kalman_attention.cli.bench import scan
-from kalman_attention.cli.verbs.bench import LENGTHS
 from kalman_attention.recipes import demo, inspection
 from kalman_attention.recipes import state_tracking as tracking
 from kalman_attention.recipes.cell import Results
@@ -128,11 +126,3 @@ def attention_maps(results: Results, scale: Scale) -> list[Path]:
         figure = plot_attention_maps(torch.stack([*sample.values()]), titles, trained.tokens)
         paths += save_figure(figure, results.folder("attention-maps") / f"{task}.png")
     return paths
-
-
-def scaling(results: Results, scale: Scale) -> list[Path]:
-    """Time over sequence length, one line per implementation (``fig:scaling``)."""
-    folder = results.folder("scaling")
-    lengths = [128, 256] if scale == "smoke" else LENGTHS
-    scan.bench_scan(only="sweep", lengths=lengths, out=folder)
-    return sorted(folder.glob("*.png"))
