@@ -29,6 +29,7 @@ from kalman_attention.recipes.machine import keep_memory
 
 EXTRAS = {
     "datasets": "data",
+    "jinja2": "report",
     "lm_eval": "eval",
     "matplotlib": "plot",
     "pyarrow": "data",

@@ -77,3 +77,25 @@ PRETRAINING = {
 
 KLA_ONLY = ("d_model", "hidden", "state_space")
 """Of these, what the paper says of KLA alone: rates depend on the width."""
+
+WHERE = {
+    "Th:Mobius": "theorem 1",
+    "fig:a5-min-layers": "figure 1a",
+    "fig:mqar-results": "figure 6a",
+    "fig:ou-ablation": "figure 3b",
+    "fig:posterior-var-sc": "figure 5b",
+    "fig:scaling": "figure 4",
+    "sec:attention-viz": "the attention maps in the appendix",
+    "sec:compute-scaling": "the section on compute scaling",
+    "tab:accuracy-heatmap": "figure 5a",
+    "tab:lm-main": "table 4",
+    "tab:process-noise-ablation": "figure 6b",
+}
+"""Labels as a reader of the printed paper finds them, counted in its LaTeX."""
+
+
+def in_print(text: str) -> str:
+    """A text with the labels of the paper's LaTeX replaced by what the printed paper calls them."""
+    for label, words in WHERE.items():
+        text = text.replace(label, words)
+    return text

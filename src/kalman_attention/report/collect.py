@@ -1,81 +1,155 @@
-"""The results under a folder, as the sections of a page."""
+"""The results under a folder, as verdicts and sections of a page."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from kalman_attention._files import write_atomically
+from kalman_attention._reading import checked, read_json
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.experiment import SCALES, Experiment, Scale
-from kalman_attention.recipes.machine import about
 from kalman_attention.recipes.registry import EXPERIMENTS, load_experiment
-from kalman_attention.report.page import Section, render_page
+from kalman_attention.report import curves
+from kalman_attention.report.charts import Chart
+from kalman_attention.report.curves import words
+from kalman_attention.report.language import language_models
+from kalman_attention.report.page import Section, Verdict, check_inside
 
-_FIGURES = {
-    "variance": "Posterior variance on selective copying; lines mark the tokens to copy",
-    "attention-maps": "Kalman attention maps: the weight of token s in the read-out at token t",
-    "scaling": "Time over sequence length, one line per implementation",
+VERDICTS = "verdicts.json"
+"""What was found out about the claims of the paper, next to the results it rests on."""
+
+TITLES = {
+    "mad": "MAD",
+    "mad-bare": "MAD without encoder and decoder",
+    "mad-rates": "Learning rates of MAD",
+    "training-length": "MAD, trained longer",
+    "process-noise": "Process noise",
+    "ou-depth": "Depth, with and without the OU prior",
+    "mqar": "Long-context recall",
+    "text-ladder": "Options of the layer on text",
+    "a5": "Permutations of five things (A5)",
+    "a5-curriculum": "A5 with growing lengths",
+    "state-tracking": "State tracking over length",
+    "rotation": "Rotating blocks where nothing is tracked",
+}
+"""Headings of experiments; others are called by their names."""
+
+_PICTURES = {
+    "variance": (
+        "Posterior variance",
+        "fig:posterior-var-sc",
+        "over one sequence of selective copying, by channel and on average, with the gain below; "
+        "lines mark the tokens to copy",
+    ),
+    "attention-maps": (
+        "Kalman attention maps",
+        "sec:attention-viz",
+        "how much token s weighs in the read-out at token t, in four channels",
+    ),
 }
 
 
-def write_report(path: Path, sections: list[Section]) -> None:
-    """Write the page, with the machine it was made on."""
-    facts = about()
-    intro = (
-        f"Measured with kalman_attention {facts['kalman_attention']} and torch {facts['torch']} on "
-        f"{facts['processor']}; page of {str(facts['date'])[:10]}. Figures in brackets are the "
-        "paper's, everything else was measured here."
+def read_verdicts(root: Path) -> list[Verdict]:
+    """The verdicts of a folder of results; none if it has no such file."""
+    path = root / VERDICTS
+    if not path.is_file():
+        return []
+    check_inside(path, root)
+    found: list[Verdict] = checked(
+        list[Verdict], read_json(path).get("verdicts"), "verdicts", str(path)
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, render_page("Kalman linear attention", intro, sections).encode())
+    return found
 
 
-def collect(root: Path) -> Iterator[Section]:
-    """A section for every experiment and scale that has results."""
+def collect(root: Path) -> list[Section]:
+    """Sections for everything that has results: language models, experiments, figures, speed."""
+    if not root.is_dir():
+        return []
+    found = list(language_models(root))
     for scale in SCALES:
         results = Results(root, scale)
         for name in EXPERIMENTS:
-            yield from _experiment(load_experiment(name), scale, results)
-        for name, caption in _FIGURES.items():
-            images = sorted(results.folder(name).glob("*.svg"))
-            for path in images:
-                check_inside(path, root)
-            if images:
-                shown = [(path, f"{path.stem.replace('_', ' ')}. {caption}") for path in images]
-                yield Section(title=f"{name}, scale {scale}", images=shown)
+            found += _experiment(load_experiment(name), scale, results)
+        for name in _PICTURES:
+            found += _pictures(name, scale, results)
+        found += _scaling(scale, results)
+    return found
 
 
 def _experiment(experiment: Experiment, scale: Scale, results: Results) -> Iterator[Section]:
     if not results.folder(experiment.name).is_dir():
         return
     cells = experiment.cells(scale)
-    curves = results.folder(experiment.name) / "learning_curves.svg"
-    for path in (curves, *(results.path(cell) for cell in cells)):
-        check_inside(path, results.root)
+    for cell in cells:
+        check_inside(results.path(cell), results.root)
     there = [r for c in cells if (r := results.load(c)) is not None]
     if not there:
         return
     try:
         tables = experiment.tables(scale, there)
+        charts = _charts(experiment, scale, there)
     except (KeyError, IndexError, TypeError) as error:
         where = results.folder(experiment.name) / "cells"
         named = ", ".join(results.path(c).name for c in cells if results.path(c).is_file())
         raise ValueError(f"results in {where} lack what a table needs, {error}: {named}") from error
-    source = f"In the paper: {experiment.source}" if experiment.source else "Not in the paper"
-    shown = f"Learning curves: {experiment.metric.replace('_', ' ')} over updates"
     yield Section(
-        title=f"{experiment.name}, scale {scale}",
-        text=f"{EXPERIMENTS[experiment.name]}; {len(there)} of {len(cells)} cells. {source}.",
+        name=experiment.name,
+        title=TITLES.get(experiment.name, experiment.name.replace("-", " ").capitalize()),
+        text=f"{_sentence(EXPERIMENTS[experiment.name])}.",
+        source=experiment.source,
+        scale=scale,
+        command=f"kla reproduce {experiment.name} --scale {scale}",
+        done=(len(there), len(cells)),
         tables=tables,
-        images=[(curves, shown)] if curves.exists() else [],
+        charts=charts,
     )
 
 
-def check_inside(path: Path, root: Path) -> None:
-    """Refuse a link that leads out of a folder: a page may be passed on, other files may not."""
-    real, home = Path(os.path.realpath(path)), Path(os.path.realpath(root))
-    if not real.is_relative_to(home):
-        raise ValueError(
-            f"{path} leads out of {root}, to {real}. A report shows only what is in its folder: "
-            "copy it there, or remove the link."
+def _charts(experiment: Experiment, scale: Scale, there: list[dict[str, Any]]) -> list[Chart]:
+    tracked = experiment.name == "state-tracking"
+    over_length = curves.tracking_charts(there, scale) if tracked else []
+    return over_length or curves.learning_chart(experiment, there)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _pictures(name: str, scale: Scale, results: Results) -> Iterator[Section]:
+    title, source, caption = _PICTURES[name]
+    images = sorted(results.folder(name).glob("*.svg"))
+    for path in images:
+        check_inside(path, results.root)
+    if images:
+        yield Section(
+            name=name,
+            title=title,
+            source=source,
+            scale=scale,
+            command=f"kla reproduce {name} --scale {scale}",
+            images=[(path, f"{_sentence(words(path.stem))}: {caption}.") for path in images],
         )
+
+
+def _scaling(scale: Scale, results: Results) -> Iterator[Section]:
+    path = results.folder("scaling") / "scan.json"
+    if not path.is_file():
+        return
+    check_inside(path, results.root)
+    sweep = checked(dict[str, Any], read_json(path).get("sweep"), "sweep", str(path))
+    passes = checked(
+        dict[str, dict[str, dict[str, Any]]], sweep.get("passes"), "sweep.passes", str(path)
+    )
+    for kind, engines in passes.items():
+        for engine, row in engines.items():
+            where = f"sweep.passes.{kind}.{engine}"
+            checked(dict[str, float], row.get("seconds"), f"{where}.seconds", str(path))
+    shape = checked(str, sweep.get("shape"), "sweep.shape", str(path))
+    yield Section(
+        name="scaling",
+        title="Time over sequence length",
+        text="How long the scan takes with each of its engines.",
+        source="fig:scaling",
+        scale=scale,
+        command=f"kla reproduce scaling --scale {scale}",
+        charts=curves.scaling_charts(passes, shape),
+    )

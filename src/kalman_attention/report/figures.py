@@ -1,4 +1,4 @@
-"""The figures of ``kla reproduce``, from results and from trained models; PNG and SVG."""
+"""The figures of ``kla reproduce`` as files, from results and from trained models; PNG and SVG."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,22 +6,18 @@ from typing import Any
 
 import torch
 
-from kalman_attention.recipes import demo, inspection
+from kalman_attention.recipes import inspection
 from kalman_attention.recipes import state_tracking as tracking
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.experiment import Experiment, Scale
+from kalman_attention.report.curves import fewest_blocks, learning_curves, over_length
 
 _MAP_TASKS = ("selective_copying", "recall", "memorization")
 
 
 def curves(experiment: Experiment, results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
-    """Learning curves of every cell that is there: panels by task or setting, lines by model."""
-    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for result in results:
-        line, *rest = [v for k, v in result["labels"].items() if k != "seed"]
-        panel, *rest = rest or [experiment.name]
-        points = [(float(p["step"]), float(p[experiment.metric])) for p in result["curve"]]
-        panels.setdefault(panel, {})[" ".join([line, *rest])] = points
+    """Learning curves of every cell that is there."""
+    panels = learning_curves(experiment, results)
     if not panels:
         return []
     try:
@@ -29,88 +25,46 @@ def curves(experiment: Experiment, results: Sequence[dict[str, Any]], folder: Pa
         from kalman_attention.plots.learning_curves import plot_learning_curves
     except ModuleNotFoundError:
         return []
-    figure = plot_learning_curves(panels, ylabel=experiment.metric.replace("_", " "))
+    joined = {
+        title: {" ".join(filter(None, key)): points for key, points in lines.items()}
+        for title, lines in panels.items()
+    }
+    figure = plot_learning_curves(joined, ylabel=experiment.metric.replace("_", " "))
     return save_figure(figure, folder / "learning_curves.png")
 
 
 def state_tracking(results: Sequence[dict[str, Any]], scale: Scale, folder: Path) -> list[Path]:
     """Accuracy over length, and fewest blocks over length (beside ``fig:a5-min-layers``)."""
     setting = tracking.SCALES[scale]
-    lengths, depth = setting.test_lens, min(setting.depths)
-    panels = {
-        f"{task}, one block": {
-            name: [tracking.median(results, name, task, depth, length) for length in lengths]
-            for name in setting.models
-        }
-        for task in setting.tasks
-        if any(result["labels"]["task"] == task for result in results)
-    }
-    paths = _over_length(lengths, panels, setting.seq_len, folder)
-    if not paths:
-        return []
-    from kalman_attention.plots.files import save_figure
-    from kalman_attention.plots.state_tracking import plot_fewest_blocks
-
-    task = "a5" if "a5" in setting.tasks else setting.tasks[0]
-    found = {
-        name: [tracking.fewest_blocks(results, setting, name, task, length) for length in lengths]
-        for name in setting.models
-    }
-    # More blocks than were tried may solve a length: nothing is said before all depths are there.
-    fewest = {
-        name: blocks
-        for name, blocks in found.items()
-        if None not in blocks
-        or all(tracking.accuracies(results, name, task, n) for n in setting.depths)
-    }
-    if not fewest:
-        return paths
-    blocks = plot_fewest_blocks(lengths, fewest, max(setting.depths))
-    return paths + save_figure(blocks, folder / "fewest_blocks.png")
-
-
-def demo_lengths(results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
-    """Accuracy over length of the models that ``kla demo`` has trained to track states."""
-    setting = demo.TRACKING
-    lines = {
-        result["labels"]["model"]: [x["accuracy"] for x in result["lengths"].values()]
-        for result in results
-        if result["lengths"]
-    }
-    return _over_length(setting.test_lens, {"A5, one block": lines}, setting.seq_len, folder)
-
-
-def _over_length(
-    lengths: Sequence[int],
-    panels: dict[str, dict[str, list[float | None]]] | dict[str, dict[str, list[float]]],
-    trained: int,
-    folder: Path,
-) -> list[Path]:
-    try:
-        from kalman_attention.plots.files import save_figure
-        from kalman_attention.plots.state_tracking import plot_accuracy_over_length
-    except ModuleNotFoundError:
-        return []
+    panels = over_length(results, scale, min(setting.depths))
     if not panels:
         return []
-    figure = plot_accuracy_over_length(lengths, panels, trained)
-    return save_figure(figure, folder / "accuracy_over_length.png")
+    try:
+        from kalman_attention.plots.files import save_figure
+        from kalman_attention.plots.state_tracking import (
+            plot_accuracy_over_length,
+            plot_fewest_blocks,
+        )
+    except ModuleNotFoundError:
+        return []
+    titled = {f"{task}, one block": models for task, models in panels.items()}
+    figure = plot_accuracy_over_length(setting.test_lens, titled, setting.seq_len)
+    paths = save_figure(figure, folder / "accuracy_over_length.png")
+    fewest = fewest_blocks(results, scale)
+    if fewest is None:
+        return paths
+    blocks = plot_fewest_blocks(setting.test_lens, fewest, max(setting.depths))
+    return paths + save_figure(blocks, folder / "fewest_blocks.png")
 
 
 def variance(results: Results, scale: Scale) -> list[Path]:
     """Posterior variance over a selective-copying sequence (``fig:posterior-var-sc``)."""
-    trained = inspection.trained_kla(results, scale, "selective_copying")
-    return variance_of(trained, results.folder("variance"))
-
-
-def variance_of(trained: inspection.Trained, folder: Path) -> list[Path]:
-    """Posterior variance of a model over one sequence, tokens to copy marked."""
     from kalman_attention.plots.files import save_figure
     from kalman_attention.plots.posterior_variance import plot_posterior_variance
 
-    trace = inspection.variance_trace(trained)
+    trace = inspection.variance_trace(inspection.trained_kla(results, scale, "selective_copying"))
     figure = plot_posterior_variance(trace.variance, trace.gain, trace.tokens, marked=trace.marked)
-    return save_figure(figure, folder / "variance.png")
+    return save_figure(figure, results.folder("variance") / "variance.png")
 
 
 def attention_maps(results: Results, scale: Scale) -> list[Path]:

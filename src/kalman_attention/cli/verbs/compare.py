@@ -10,11 +10,13 @@ from kalman_attention._reading import read_json
 from kalman_attention.cli import numbers
 from kalman_attention.cli.paths import out_folder
 from kalman_attention.cli.table import render
-from kalman_attention.cli.verbs.eval import harness_module, paper_table
+from kalman_attention.cli.verbs.eval import harness_module
 from kalman_attention.data.progress import Progress
 from kalman_attention.evaluation import paper
 from kalman_attention.evaluation.benchmarks import checksum
 from kalman_attention.recipes.machine import about
+from kalman_attention.recipes.table import Table
+from kalman_attention.report.language import quality_table, zero_shot_table
 
 if TYPE_CHECKING:
     from kalman_attention.recipes.comparison import FinishedRun
@@ -79,11 +81,11 @@ def run(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     results = {name: _measured(args, name, found, asked) for name, found in opened.items()}
     speed = _speed(args, opened) if args.seconds else {}
-    print(quality_table(results, speed))
+    _print(quality_table(results, speed))
     if args.task_data is not None:
         print(f"\nzero-shot, in per cent; {_items(args.limit)}; paper: {paper.SOURCE}\n")
         tasks = {f["summary"]["model"]: f["zero_shot"]["tasks"] for f in results.values()}
-        print(paper_table(tasks))
+        _print(zero_shot_table(tasks))
     curves = {
         name: [(point["tokens"], point["bits_per_byte"]) for point in found["curve"]]
         for name, found in results.items()
@@ -135,20 +137,8 @@ def _speed(args: argparse.Namespace, opened: dict[str, "FinishedRun"]) -> dict[s
     return found
 
 
-def quality_table(results: dict[str, dict[str, Any]], speed: dict[str, float]) -> str:
-    """What each model has learned, and how fast it trains."""
-    rows = [
-        [
-            found["summary"]["model"],
-            f"{found['summary']['parameters']:,}",
-            f"{found['summary']['tokens']:,}",
-            f"{found['validation']['bits_per_byte']:.4f}",
-            f"{speed[name]:,.0f}" if speed else "-",
-        ]
-        for name, found in results.items()
-    ]
-    header = ["model", "parameters", "tokens", "validation bits per byte", "tokens/s in training"]
-    return render(header, rows)
+def _print(table: Table) -> None:
+    print(render(table.header, table.rows))
 
 
 def _items(limit: int | None) -> str:
