@@ -166,7 +166,9 @@ _MOST_DOTTED = 8  # lines; dots on more of them hide each other
 
 def colours(names: Iterable[str]) -> dict[str, int]:
     """A number for every name: that of its model everywhere, and free ones for other names."""
-    known = {name: _MODELS.get(_model(name)[0], (None,))[0] for name in names}
+    known = {
+        name: None if "," in name else _MODELS.get(_model(name)[0], (None,))[0] for name in names
+    }
     free = [i for i in range(COLOURS) if i not in known.values()] or [*range(COLOURS)]
     others = [name for name, colour in known.items() if colour is None]
     chosen = {name: free[i % len(free)] for i, name in enumerate(others)}
@@ -174,9 +176,12 @@ def colours(names: Iterable[str]) -> dict[str, int]:
 
 
 def proper_name(name: str) -> str:
-    """A model by its name for people, with its size; any other name as it is."""
-    model, size = _model(name)
-    return f"{_MODELS[model][1]} {size}".rstrip() if model in _MODELS else name
+    """A model by its name for people, with its size and options; any other name as it is."""
+    head, comma, options = name.partition(",")
+    model, size = _model(head)
+    if model not in _MODELS:
+        return name
+    return f"{_MODELS[model][1]} {size}".rstrip() + (f", {options.strip()}" if comma else "")
 
 
 def _model(name: str) -> tuple[str, str]:
@@ -265,15 +270,10 @@ def _round_numbers(low: float, high: float, most: int = 5) -> dict[float, str]:
     decade = 10.0 ** math.floor(math.log10(rough))
     step = next(s * decade for s in (1, 2, 2.5, 5, 10) if s * decade >= rough * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return {(value := i * step): number(value) for i in range(first, last + 1)}
+    digits = next(d for d in range(20) if math.isclose(round(step, d), step, rel_tol=1e-6))
+    return {(value := i * step): f"{value + 0.0:,.{digits}f}" for i in range(first, last + 1)}
 
 
 def _powers(low: float, high: float, base: int) -> dict[float, str]:
     first, last = math.ceil(math.log(low, base) - 1e-9), math.floor(math.log(high, base) + 1e-9)
-    return {(value := float(base) ** i): number(value) for i in range(first, last + 1)}
-
-
-def number(value: float) -> str:
-    """A number for people: four digits, thousands apart."""
-    text = f"{value:.4g}"
-    return f"{float(text):,.10g}" if "e" not in text or abs(value) >= 1 else text
+    return {(value := float(base) ** i): f"{value:,.10g}" for i in range(first, last + 1)}

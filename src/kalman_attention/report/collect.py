@@ -37,13 +37,13 @@ _PICTURES = {
     "variance": (
         "Posterior variance",
         "fig:posterior-var-sc",
-        "over one sequence of selective copying, by channel and on average, with the gain below; "
-        "lines mark the tokens to copy",
+        "Variance over one sequence of selective copying, by channel and on average, with the gain "
+        "below; lines mark the tokens to copy.",
     ),
     "attention-maps": (
         "Kalman attention maps",
         "sec:attention-viz",
-        "how much token s weighs in the read-out at token t, in four channels",
+        "How much token s weighs in the read-out at token t, in four channels.",
     ),
 }
 
@@ -115,7 +115,7 @@ def _sentence(text: str) -> str:
 
 
 def _pictures(name: str, scale: Scale, results: Results) -> Iterator[Section]:
-    title, source, caption = _PICTURES[name]
+    title, source, text = _PICTURES[name]
     images = sorted(results.folder(name).glob("*.svg"))
     for path in images:
         check_inside(path, results.root)
@@ -126,7 +126,8 @@ def _pictures(name: str, scale: Scale, results: Results) -> Iterator[Section]:
             source=source,
             scale=scale,
             command=f"kla reproduce {name} --scale {scale}",
-            images=[(path, f"{_sentence(words(path.stem))}: {caption}.") for path in images],
+            text=text,
+            images=[(path, f"{_sentence(words(path.stem))}.") for path in images],
         )
 
 
