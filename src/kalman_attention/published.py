@@ -127,3 +127,24 @@ ZERO_SHOT = {
     "GPT+KLA-180M": (30.2, 34.4, 64.2, 55.8, 29.0, 51.8, 31.0, 63.2),
 }
 """``tab:lm-main``: model to its scores, in the order of ``evaluation.benchmarks.BENCHMARKS``."""
+WHERE = {
+    "Th:Mobius": "theorem 1",
+    "fig:a5-min-layers": "figure 1a",
+    "fig:mqar-results": "figure 6a",
+    "fig:ou-ablation": "figure 3b",
+    "fig:posterior-var-sc": "figure 5b",
+    "fig:scaling": "figure 4",
+    "sec:attention-viz": "the attention maps in the appendix",
+    "sec:compute-scaling": "the section on compute scaling",
+    "tab:accuracy-heatmap": "figure 5a",
+    "tab:lm-main": "table 4",
+    "tab:process-noise-ablation": "figure 6b",
+}
+"""Labels as a reader of the printed paper finds them, counted in its LaTeX."""
+
+
+def in_print(text: str) -> str:
+    """A text with the labels of the paper's LaTeX replaced by what the printed paper calls them."""
+    for label, words in WHERE.items():
+        text = text.replace(label, words)
+    return text

@@ -10,6 +10,7 @@ pytest.importorskip("tokenizers")
 
 from kalman_attention.cli.main import main
 from kalman_attention.data.shards import VALIDATION, ShardedTokens
+from kalman_attention.recipes.table import Table
 from tests.cli.test_eval import FILES
 from tests.cli.test_pretrain import TINY
 from tests.data.small import shards
@@ -91,7 +92,7 @@ def test_tasks_are_scored_again_when_they_ask_something_else(runs, monkeypatch, 
     monkeypatch.setattr(
         compare, "_zero_shot", lambda args, found: asked.append(args.task_data) or {"tasks": {}}
     )
-    monkeypatch.setattr(compare, "paper_table", lambda tasks: "")
+    monkeypatch.setattr(compare, "zero_shot_table", lambda tasks: Table("", [], []))
     changed = tmp_path / "files"
     shutil.copytree(FILES, changed)
     (lambada,) = changed.rglob("lambada_openai.jsonl")

@@ -11,15 +11,16 @@ from kalman_attention._reading import read_json
 from kalman_attention.cli import numbers
 from kalman_attention.cli.paths import out_folder
 from kalman_attention.cli.table import render
-from kalman_attention.cli.verbs.eval import harness_module, paper_table
+from kalman_attention.cli.verbs.eval import harness_module
 from kalman_attention.evaluation.benchmarks import checksum
 from kalman_attention.recipes.machine import about
+from kalman_attention.recipes.table import Table
+from kalman_attention.report.language import quality_table, zero_shot_table
 
 if TYPE_CHECKING:
     from kalman_attention.recipes.comparison import FinishedRun
 
 _SPEED = "speed.json"
-_SURE = ("ece", "aurc")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,13 +80,13 @@ def run(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     results = {name: _measured(args, name, found, asked) for name, found in opened.items()}
     speed = _speed(args, opened) if args.seconds else {}
-    print(quality_table(results, speed))
+    _print(quality_table(results, speed))
     if not _can_calibrate():
         print("no ECE and AURC: pip install 'kalman_attention[score]'")
     if args.task_data is not None:
         print(f"\nzero-shot, in per cent; {_items(args.limit)}; paper: KLA paper, tab:lm-main\n")
         tasks = {f["summary"]["model"]: f["zero_shot"]["tasks"] for f in results.values()}
-        print(paper_table(tasks))
+        _print(zero_shot_table(tasks))
     curves = {
         name: [(point["tokens"], point["bits_per_byte"]) for point in found["curve"]]
         for name, found in results.items()
@@ -150,21 +151,8 @@ def _speed(args: argparse.Namespace, opened: dict[str, "FinishedRun"]) -> dict[s
     return found
 
 
-def quality_table(results: dict[str, dict[str, Any]], speed: dict[str, float]) -> str:
-    """What each model has learned, and how fast it trains."""
-    rows = [
-        [
-            found["summary"]["model"],
-            f"{found['summary']['parameters']:,}",
-            f"{found['summary']['tokens']:,}",
-            f"{found['validation']['bits_per_byte']:.4f}",
-            *(f"{found['calibration'][k]:.4f}" if "calibration" in found else "-" for k in _SURE),
-            f"{speed[name]:,.0f}" if speed else "-",
-        ]
-        for name, found in results.items()
-    ]
-    header = ["model", "parameters", "tokens", "validation bits per byte", "ECE", "AURC"]
-    return render([*header, "tokens/s in training"], rows)
+def _print(table: Table) -> None:
+    print(render(table.header, table.rows))
 
 
 def _items(limit: int | None) -> str:

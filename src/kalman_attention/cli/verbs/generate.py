@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kalman_attention._progress import Progress
 from kalman_attention._text import visible
 from kalman_attention.cli import numbers
 from kalman_attention.cli.parser import add_device, add_dtype, add_engine
 from kalman_attention.cli.paths import RUNS
 from kalman_attention.cli.terminal import paint, read_prompt
-from kalman_attention.data.progress import Progress
 
 if TYPE_CHECKING:
     from kalman_attention.models.generation import TokenUncertainty

@@ -20,7 +20,7 @@ FIGURES = {
     "variance": "posterior variance over a sequence, of a model that mad has trained",
     "attention-maps": "Kalman attention maps, of models that mad has trained",
 }
-"""Experiments that only look, each a function of ``cli/figures.py``."""
+"""Experiments that only look."""
 _TIMES = {"smoke": "seconds", "cpu": "hours on two cores", "paper": "as published, for a GPU"}
 
 
@@ -72,9 +72,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.list:
         check_folder(args.out)
     if args.experiment in FIGURES:
-        from kalman_attention.cli import figures
-
-        for path in getattr(figures, args.experiment.replace("-", "_"))(results, args.scale):
+        for path in _look(args.experiment, results, args.scale):
             print(path)
         return 0
     experiment = load_experiment(args.experiment)
@@ -104,9 +102,30 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _look(name: str, results: Results, scale: Scale) -> list[Path]:
+    """Draw what an experiment of ``FIGURES`` shows."""
+    if name == "scaling":
+        return _scaling(results, scale)
+    from kalman_attention.report import figures
+
+    draw = {"variance": figures.variance, "attention-maps": figures.attention_maps}
+    return draw[name](results, scale)
+
+
+def _scaling(results: Results, scale: Scale) -> list[Path]:
+    """Time over sequence length, one line per implementation (``fig:scaling``)."""
+    from kalman_attention.cli.bench import scan
+    from kalman_attention.cli.verbs.bench import LENGTHS
+
+    folder = results.folder("scaling")
+    lengths = [128, 256] if scale == "smoke" else LENGTHS
+    scan.bench_scan(only="sweep", lengths=lengths, out=folder)
+    return sorted(folder.glob("*.png"))
+
+
 def show(experiment: Experiment, scale: Scale, results: Results, cells: Sequence[Cell]) -> None:
     """Print the tables of all results that are there, and write them beside the results."""
-    from kalman_attention.cli import figures
+    from kalman_attention.report import figures
 
     there = [r for c in cells if (r := results.load(c)) is not None]
     tables = experiment.render(scale, there)

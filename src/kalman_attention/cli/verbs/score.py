@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kalman_attention._files import write_atomically
+from kalman_attention._progress import Progress
 from kalman_attention.cli import numbers
 from kalman_attention.cli.parser import add_device, add_dtype, add_engine
 from kalman_attention.cli.paths import out_folder
 from kalman_attention.cli.table import render
 from kalman_attention.cli.verbs.eval import read_texts
-from kalman_attention.data.progress import Progress
 
 if TYPE_CHECKING:
     from kalman_attention.evaluation.checkpoint import Checkpoint
