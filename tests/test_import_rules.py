@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "ops": ("_text", "_typing", "filtering"),
     "nn": _MIXERS,
     "tools": _MIXERS,
+    "series": (*_MIXERS, "plots"),
     "baselines": (*_MIXERS, "nn"),
     "models": ("_files", *_LAYERS),
     "losses": ("_typing", "filtering.readout"),  # KLA+ samples as everyone does
@@ -38,7 +39,7 @@ MAY_IMPORT = {
     "evaluation": _RUNS,
     "hf": ("models",),
     "plots": ("_typing", "filtering.identities"),
-    "recipes": (*_RUNS, "parallel", "train", "evaluation"),
+    "recipes": (*_RUNS, "parallel", "train", "evaluation", "series"),
     "cli": (*_RUNS, "tools", "parallel", "train", "evaluation", "plots", "recipes", "__init__"),
     "__main__": ("cli",),
     "__init__": _RUNS,
