@@ -363,7 +363,7 @@ class FittedSeries:
             component: one of the components, such as ``"level"``, instead of their sum.
         """
         only = None if component is None else self._number(component)
-        return self._estimate(self._bind(self.panel, only).smoothed(), part=only is not None)
+        return self._estimate(self._bind(self.panel, only).smoothed(), only=only)
 
     def predict(self, times: Any = None, *, time_unit: Any = "D") -> Estimate:
         """A new observation at any time, given all values: interpolation, or a forecast.
@@ -505,24 +505,32 @@ class FittedSeries:
         mean, variance = (x[0, at].numpy() for x in found)
         return Estimate(stamps, mean, variance)
 
-    def _estimate(self, found: Reading, *, part: bool = False, noisy: bool = False) -> Estimate:
+    def _estimate(
+        self, found: Reading, *, only: int | None = None, noisy: bool = False
+    ) -> Estimate:
         if self.panel.shape == "rows":
             raise ValueError("series with stamps of their own: call results[i] for one of them.")
-        found = self._read(found, part=part, noisy=noisy)
+        found = self._read(found, only=only, noisy=noisy)
         one = self.panel.shape == "one"
         mean, variance = ((x[0] if one else x.T).numpy() for x in found)
         return Estimate(
             self.panel.stamps[0], mean, variance, names=None if one else self.panel.names
         )
 
-    def _read(self, found: Reading, *, part: bool = False, noisy: bool = False) -> Reading:
-        """In the units of the user; a part of the signal has no constant."""
+    def _read(self, found: Reading, *, only: int | None = None, noisy: bool = False) -> Reading:
+        """In the units of the user, with what was subtracted from the data."""
         scale, structure = self._standard.scale, self.model.structure
         mean = found.mean.squeeze(-1) if found.mean.dim() > 2 else found.mean
-        inner = self._theta[-1] if structure.intercept else 0.0
-        shift = 0.0 if part else self._standard.centre[:, None]
+        centre, constant = self._standard.centre[:, None], torch.zeros(())
+        if structure.intercept:
+            constant = self._theta[-1]
+        if only is not None:
+            # The first level or trend is what a series varies about; the others vary about 0.
+            diffuse = [component.diffuse for component in structure.components]
+            home = only == diffuse.index(True) if any(diffuse) else False
+            centre, constant = centre if home else torch.zeros(()), torch.zeros(())
         noise = self._theta[0] if noisy else 0.0
-        mean = scale * (mean + (0.0 if part else inner)) + shift
+        mean = scale * (mean + constant) + centre
         return Reading(mean.detach(), (scale * scale * (found.variance + noise)).detach())
 
     def _named(self, values: Array) -> dict[str, float]:
