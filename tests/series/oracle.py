@@ -45,7 +45,11 @@ def design(names: list[str], t: Array) -> Array:
 
 class Belief(NamedTuple):
     mean: Array
-    variance: Array
+    covariance: Array
+
+    @property
+    def variance(self) -> Array:
+        return np.diag(self.covariance)
 
 
 class Oracle:
@@ -74,16 +78,17 @@ class Oracle:
         part = self.names if names is None else names
         inverse, X = np.linalg.inv(self.K), self.X
         cross = self._cov(part, at, self.t) @ inverse
-        own = np.array([self._cov(part, np.array([s]), np.array([s]))[0, 0] for s in at])
-        mean, variance = cross @ self.y, own - np.sum(cross * self._cov(part, at, self.t), 1)
+        mean = cross @ self.y
+        covariance = self._cov(part, at, at) - cross @ self._cov(part, self.t, at)
         if X.size:
-            here = design([n if n in part else "" for n in self.names], at)
-            here = np.zeros((len(at), 0)) if not here.size else here
-            left = np.zeros((len(at), X.shape[1]))
-            left[:, : here.shape[1]] = here
-            left = left - cross @ X
+            left = self._design(part, at) - cross @ X
             W = np.linalg.inv(X.T @ inverse @ X)
             mean = mean + left @ W @ X.T @ inverse @ self.y
-            variance = variance + np.sum(left @ W * left, 1)
+            covariance = covariance + left @ W @ left.T
         constant = self.params.get("intercept", 0.0) if names is None else 0.0
-        return Belief(mean + constant, variance)
+        return Belief(mean + constant, covariance)
+
+    def _design(self, part: list[str], at: Array) -> Array:
+        """What diffuse starts add at other times; those of other components add nothing."""
+        columns = [design([name], at) * float(name in part) for name in self.names]
+        return np.concatenate(columns, 1)

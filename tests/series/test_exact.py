@@ -64,7 +64,7 @@ def patterns(draw):
 
 
 @pytest.mark.parametrize("names", MODELS, ids="+".join)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(pattern=patterns())
 def test_any_gaps_and_any_missing_values(names, pattern):
     t, y = series(names, *pattern)
@@ -143,11 +143,11 @@ def test_values_far_from_zero(names, offset):
     assert far.smooth().mean - offset == pytest.approx(near.smooth().mean, abs=1e-6)
 
 
-def test_many_thousand_values_stay_exact():
-    # Two ways through 20,000 values: the op, and matrices with a cycle that has no variance.
+def test_thousands_of_values_stay_exact():
+    # Two ways through 3,000 values: the op, and matrices with a cycle that has no variance.
     rng = np.random.default_rng(0)
-    t = np.cumsum(rng.exponential(size=20_000))
-    y = rng.normal(size=20_000).cumsum() * 0.1 + rng.normal(size=20_000)
+    t = np.cumsum(rng.exponential(size=3_000))
+    y = rng.normal(size=3_000).cumsum() * 0.1 + rng.normal(size=3_000)
     params = {"sigma2.irregular": 1.0, "sigma2.level": 0.01}
     one = StateSpace("level").apply(y, params, t)
     still = {"period.cycle": 7.0, "rate.cycle": 0.1, "sigma2.cycle": 0.0}
