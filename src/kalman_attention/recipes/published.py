@@ -77,3 +77,7 @@ PRETRAINING = {
 
 KLA_ONLY = ("d_model", "hidden", "state_space")
 """Of these, what the paper says of KLA alone: rates depend on the width."""
+
+NILE = {"sigma2.irregular": 15_099, "sigma2.level": 1_469}
+"""Not the paper's: variances of the local level model of the Nile, as textbooks print them (Durbin
+and Koopman, Time Series Analysis by State Space Methods)."""

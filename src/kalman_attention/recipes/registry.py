@@ -18,6 +18,7 @@ EXPERIMENTS = {
     "a5-curriculum": "the same with lengths that grow in training, and larger batches",
     "state-tracking": "words of groups, trained at length 20 and asked at up to 1,024",
     "rotation": "turning blocks on recall and copying, where nothing has to be tracked",
+    "series": "state-space models of the Nile, of sunspots and of a drive (needs --data)",
 }
 """Experiments in the order of the paper, and what each is."""
 
