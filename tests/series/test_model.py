@@ -94,7 +94,7 @@ def test_plot(tmp_path):
     figure = found.plot(horizon=10)
     (axes,) = figure.axes
     assert axes.get_xlim()[1] > 1979
-    assert {"95%", "given all values", "forecast", "seen"} <= set(
+    assert {"95 %", "given all values", "forecast", "seen"} <= set(
         axes.get_legend_handles_labels()[1]
     )
     figure.savefig(tmp_path / "nile.png")

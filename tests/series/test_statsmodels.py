@@ -93,7 +93,9 @@ def test_a_damped_cycle_about_a_level():
         HOLES, level="local level", cycle=True, stochastic_cycle=True, damped_cycle=True
     )
     # They start a damped cycle anywhere, though it has a stationary distribution.
-    model.ssm.initialization.set((1, 3), "stationary")
+    for states, kind in (((0, 3), None), ((0, 1), "diffuse"), ((1, 3), "stationary")):
+        start = model.ssm.initialization
+        start.unset(None) if kind is None else start.set(states, kind)
     theirs = model.smooth([3_000.0, 900.0, step, 2 * math.pi / 9.0, rho])
     ours = StateSpace("level + cycle").apply(HOLES, params)
     assert ours.llf == pytest.approx(theirs.llf, abs=1e-8)

@@ -36,7 +36,9 @@ def plot_bands(
         parts, ("C0", "C2"), ("given all values", "forecast"), strict=False
     ):
         at, mean, lower, upper = part
-        axes.fill_between(at, lower, upper, color=color, alpha=0.25, lw=0, label=f"{level:.0%}")
+        axes.fill_between(
+            at, lower, upper, color=color, alpha=0.25, lw=0, label=f"{level:.0%}".replace("%", " %")
+        )
         axes.plot(at, mean, color=color, lw=1.5, label=label)
     axes.plot(times, values, ".", color="0.25", ms=4, label="seen")
     if hidden is not None:

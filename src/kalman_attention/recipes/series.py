@@ -135,6 +135,17 @@ class SeriesRun:
             "hidden": float(at.sum()),
         }
 
+    def bands(self) -> tuple[NDArray[Any], ...]:
+        """Times, values, which are hidden, and lower end, mean and upper end of the bands.
+
+        Of several series the first; the mean of a square root is taken back as the median.
+        """
+        measured = self.measured()
+        belief = self.fit(measured)[0].predict()
+        low, high = belief.bounds()
+        ends = (self._outwards(x) for x in (low, belief.mean, high))
+        return measured.times, measured.values[:, 0], measured.hidden, *ends
+
     def _inwards(self, values: Array) -> Array:
         return np.sqrt(values) if self.model.startswith("root") else values
 

@@ -128,12 +128,14 @@ class Component(ABC):
         size: number of latents, of which the first is seen.
         diffuse: whether it starts anywhere, instead of from its stationary distribution.
         scalar: whether it is one latent with a decay in (0, 1], as ``kla_scan`` has it.
+        continuous: whether it is defined at any time, and not only on a grid.
     """
 
     label: ClassVar[str]
     size: ClassVar[int] = 1
     diffuse: ClassVar[bool] = False
     scalar: ClassVar[bool] = False
+    continuous: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -214,6 +216,7 @@ class AR1(Component):
     """
 
     label = "ar"
+    continuous = False
     step: float = 1.0
 
     @property

@@ -56,6 +56,12 @@ class Stamps:
         index = None if self.index is None else ahead.pandas_index()
         return Stamps(ahead.labels, self.unit, index)
 
+    def filled(self, count: int) -> "Stamps":
+        """The stamps, and others evenly between the first and the last."""
+        first, span = self.labels[0], self.labels[-1] - self.labels[0]
+        between = first + span * np.arange(1, count) / count
+        return Stamps(np.sort(np.concatenate([self.labels, between])), self.unit)
+
     def pandas_index(self) -> Any:
         """As pandas has it."""
         return pandas().Index(self.labels) if self.index is None else self.index

@@ -473,7 +473,10 @@ class FittedSeries:
                 f"plot() needs matplotlib ({error}): pip install 'kalman_attention[plot]'"
             ) from error
         panel = self._single("plot")
-        parts = [self.predict(), *([self.forecast(horizon)] if horizon else [])]
+        continuous = all(component.continuous for component in self.model.structure.components)
+        # Between distant stamps bands are wider than a line from one to the next.
+        whole = self._at(panel.stamps[0].filled(300)) if continuous else self.predict()
+        parts = [whole, *([self.forecast(horizon)] if horizon else [])]
         seen = panel.seen[0].numpy()
         return plot_bands(
             panel.stamps[0].labels[seen],

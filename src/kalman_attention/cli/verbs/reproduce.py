@@ -97,6 +97,10 @@ def run(args: argparse.Namespace) -> int:
         watch = Watch(results)
         run_cells(chosen, results, jobs=args.jobs, say=watch.say, watch=watch)
     show(experiment, args.scale, results, cells)
+    if experiment.name == "series" and not args.table:
+        from kalman_attention.cli import figures
+
+        print(*figures.series(chosen, results.folder("series")), sep="\n")
     return 0
 
 
