@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "ops": ("_text", "_typing", "filtering"),
     "nn": _MIXERS,
     "tools": _MIXERS,
+    "series": (*_MIXERS, "plots"),
     "baselines": (*_MIXERS, "nn"),
     "models": ("_files", "published", *_LAYERS),
     "losses": ("_typing", "filtering.readout"),  # KLA+ samples as everyone does
@@ -42,7 +43,7 @@ MAY_IMPORT = {
     "explorer": (*_RUNS, "evaluation"),
     "hf": ("models",),
     "plots": ("_typing", "filtering.identities"),
-    "recipes": (*_RUNS, "parallel", "train", "evaluation"),
+    "recipes": (*_RUNS, "parallel", "train", "evaluation", "series"),
     "report": (*_RUNS, "train", "evaluation", "plots", "recipes"),
     "cli": (*_RUNS, "tools", "parallel", "train", "evaluation", *_SHOWN, "__init__"),
     "__main__": ("cli",),

@@ -19,6 +19,7 @@ EXPERIMENTS = {
     "state-tracking": "words of groups, trained at length 20 and asked at up to 1,024",
     "uncertainty": "which score of a language model finds foreign text, and which mistakes",
     "rotation": "turning blocks on recall and copying, where nothing has to be tracked",
+    "series": "state-space models of the Nile, of sunspots and of a drive (needs --data)",
 }
 """Experiments in the order of the paper, and what each is."""
 

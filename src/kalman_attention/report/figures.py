@@ -8,8 +8,9 @@ import torch
 
 from kalman_attention.recipes import inspection
 from kalman_attention.recipes import state_tracking as tracking
-from kalman_attention.recipes.cell import Results
+from kalman_attention.recipes.cell import Cell, Results
 from kalman_attention.recipes.experiment import Experiment, Scale
+from kalman_attention.recipes.series import CHOSEN, SeriesRun
 from kalman_attention.report.curves import fewest_blocks, learning_curves, over_length
 
 _MAP_TASKS = ("selective_copying", "recall", "memorization")
@@ -55,6 +56,29 @@ def state_tracking(results: Sequence[dict[str, Any]], scale: Scale, folder: Path
         return paths
     blocks = plot_fewest_blocks(setting.test_lens, fewest, max(setting.depths))
     return paths + save_figure(blocks, folder / "fewest_blocks.png")
+
+
+def series(cells: Sequence[Cell], folder: Path) -> list[Path]:
+    """Bands of the chosen models over the first hidden set, where the data is at hand."""
+    try:
+        from kalman_attention.plots.files import save_figure
+        from kalman_attention.plots.series import plot_bands
+    except ModuleNotFoundError:
+        return []
+    paths: list[Path] = []
+    for cell in cells:
+        run = cell.run
+        if not isinstance(run, SeriesRun) or run.model != CHOSEN[run.series] or run.seed:
+            continue
+        times, values, hidden, low, mean, high = run.bands()
+        figure = plot_bands(
+            times[~hidden],
+            values[~hidden],
+            [(times, mean, low, high)],
+            hidden=(times[hidden], values[hidden]) if hidden.any() else None,
+        )
+        paths += save_figure(figure, folder / f"{run.series}.png")
+    return paths
 
 
 def variance(results: Results, scale: Scale) -> list[Path]:

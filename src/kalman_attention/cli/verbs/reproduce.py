@@ -59,6 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="other texts for uncertainty, one file each (default: documentation, code and "
         "licences that every machine has)",
     )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="files that an experiment on measured series reads (series: sunspots.csv and a drive)",
+    )
     parser.add_argument("--list", action="store_true", help="list the cells and stop")
     parser.add_argument("--table", action="store_true", help="compute nothing, show what is there")
     parser.add_argument(
@@ -99,6 +105,10 @@ def run(args: argparse.Namespace) -> int:
         watch = Watch(results)
         run_cells(chosen, results, jobs=args.jobs, say=watch.say, watch=watch)
     show(experiment, args.scale, results, cells)
+    if experiment.name == "series" and not args.table:
+        from kalman_attention.report import figures
+
+        print(*figures.series(chosen, results.folder("series")), sep="\n")
     return 0
 
 
@@ -144,7 +154,7 @@ def show(experiment: Experiment, scale: Scale, results: Results, cells: Sequence
 
 def _places(args: argparse.Namespace) -> dict[str, str]:
     """Where the user says that the data is."""
-    given = {name: getattr(args, name) for name in ("shards", "domains")}
+    given = {name: getattr(args, name) for name in ("shards", "domains", "data")}
     return {name: str(path) for name, path in given.items() if path is not None}
 
 
