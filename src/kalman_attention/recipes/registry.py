@@ -18,6 +18,7 @@ EXPERIMENTS = {
     "a5-curriculum": "the same with lengths that grow in training, and larger batches",
     "state-tracking": "words of groups, trained at length 20 and asked at up to 1,024",
     "rotation": "turning blocks on recall and copying, where nothing has to be tracked",
+    "pendulum": "the angle of a pendulum from noisy images at uneven times",
 }
 """Experiments in the order of the paper, and what each is."""
 
