@@ -197,8 +197,9 @@ class SeriesModel(nn.Module):
         if self.gap_proj is not None:
             x = x + self.gap_proj(since.log1p().unsqueeze(-1).to(x.dtype))
         variance = None
-        for block in self.blocks:
-            x, variance = block(x, gaps, seen, mask)
+        for i, block in enumerate(self.blocks, 1):
+            wanted = self.tells_variance and i == self.config.num_layers
+            x, variance = block(x, gaps, seen, mask, return_variance=wanted)
         hidden = self.norm(x)
         return self._answer(hidden, variance, mask)
 
@@ -253,17 +254,20 @@ class SeriesBlock(nn.Module):
         self.mixer = KLA(config.layer) if config.mixer == "kla" else GRU(config)
         self.mlp = MLP(config.d_model, config.mlp_width or 2 * config.d_model, "swiglu")
         self.dropout = nn.Dropout(config.dropout)
-        self.tells_variance = config.tell_variance
 
     def forward(
-        self, x: Tensor, dt: Tensor, seen: Mask, mask: Mask | None
+        self,
+        x: Tensor,
+        dt: Tensor,
+        seen: Mask,
+        mask: Mask | None = None,
+        *,
+        return_variance: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """The residual stream after the block, and the posterior variance of its read-out."""
         h, variance = self.norm(x), None
         if isinstance(self.mixer, KLA):
-            found = self.mixer.mix(
-                h, None, mask, dt=dt, seen=seen, return_variance=self.tells_variance
-            )
+            found = self.mixer.mix(h, None, mask, dt=dt, seen=seen, return_variance=return_variance)
             y, variance = found.y, found.variance
         else:
             y = self.mixer(h, mask)
@@ -323,7 +327,10 @@ class ChannelEncoder(nn.Module):
 
 
 class ImageEncoder(nn.Module):
-    """A token from an image: two small convolutions with pooling, as in the literature of RKN.
+    """A token from an image, by two small convolutions.
+
+    That of the literature of RKN but for one thing: the first convolution moves by two pixels
+    where theirs moves by one and pools, which takes three times as long on a CPU.
 
     Args:
         size: height and width.
@@ -334,11 +341,10 @@ class ImageEncoder(nn.Module):
     def __init__(self, size: int, d_model: int, hidden: int = 30) -> None:
         super().__init__()
         self.net = nn.Sequential(
-            nn.Conv2d(1, 12, 5, padding=2),
-            nn.MaxPool2d(2),  # before the ReLU: the same, on a quarter of the numbers
+            nn.Conv2d(1, 12, 5, stride=2, padding=2),
             nn.ReLU(),
             nn.Conv2d(12, 12, 3, stride=2, padding=1),
-            nn.MaxPool2d(2),
+            nn.MaxPool2d(2),  # before the ReLU: the same, on a quarter of the numbers
             nn.ReLU(),
             nn.Flatten(),
             nn.Linear(12 * (size // 8) ** 2, hidden),

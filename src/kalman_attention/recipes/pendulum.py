@@ -23,7 +23,9 @@ from kalman_attention.tasks.pendulum import SIZE, Pendulum, PendulumSequences
 from kalman_attention.train.config import TrainConfig
 
 BATCH = 50
-BASE = SeriesConfig(channels=SIZE, images=True, outputs=2, time_scale=2.0)
+BASE = SeriesConfig(
+    channels=SIZE, images=True, outputs=2, num_layers=4, time_scale=2.0, tell_gaps=True
+)
 """Tokens are two steps of the simulation apart on average."""
 
 MODELS: dict[str, SeriesConfig] = {
@@ -109,7 +111,7 @@ SCALES: dict[Scale, PendulumScale] = {
         changes=("one update: shows that it runs, and nothing else",),
     ),
     "cpu": PendulumScale(
-        run={}, epochs=100, seeds=(0, 1, 2), changes=(_FULL, "100 epochs, batches of 50")
+        run={}, epochs=60, seeds=(0, 1, 2), changes=(_FULL, "60 epochs, batches of 50")
     ),
     "paper": PendulumScale(
         run={}, epochs=100, seeds=tuple(range(5)), changes=(_FULL, "100 epochs, batches of 50")
@@ -124,6 +126,7 @@ def training(epochs: int, seed: int) -> TrainConfig:
         epochs=epochs,
         lr=8e-3,
         clip=1.0,
+        warmup_steps=0 if epochs == 1 else 40,
         schedule="cosine",
         eval_every="epoch",
         monitor="nll",
