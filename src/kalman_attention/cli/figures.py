@@ -22,8 +22,10 @@ def curves(experiment: Experiment, results: Sequence[dict[str, Any]], folder: Pa
     for result in results:
         line, *rest = [v for k, v in result["labels"].items() if k != "seed"]
         panel, *rest = rest or [experiment.name]
-        points = [(float(p["step"]), float(p[experiment.metric])) for p in result["curve"]]
-        panels.setdefault(panel, {})[" ".join([line, *rest])] = points
+        known = [p for p in result["curve"] if experiment.metric in p]
+        points = [(float(p["step"]), float(p[experiment.metric])) for p in known]
+        if points:  # a fit in one step has no curve, another task of a recipe another metric
+            panels.setdefault(panel, {})[" ".join([line, *rest])] = points
     if not panels:
         return []
     try:

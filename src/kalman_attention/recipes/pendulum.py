@@ -154,9 +154,9 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
     rows = [
         [
             name,
-            over_seeds(results, "mse", lambda x: f"{1e3 * x:.2f}", model=name),
-            over_seeds(results, "nll", lambda x: f"{x:.2f}", model=name),
-            over_seeds(results, "coverage", lambda x: f"{100 * x:.1f}", model=name),
+            over_seeds(results, "mse", ".2f", factor=1e3, model=name),
+            over_seeds(results, "nll", ".2f", model=name),
+            over_seeds(results, "coverage", ".1%", model=name),
         ]
         for name in MODELS
     ]
@@ -170,7 +170,7 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
             "published figures are on test sets of the same kind, not on the same sequences",
         ),
     )
-    header = ["model", "MSE, 1e-3", "NLL, nats", "95 % coverage, %"]
+    header = ["model", "MSE, 1e-3", "NLL, nats", "95 % coverage"]
     return [Table("Pendulum, sine and cosine of the angle", header, rows, below)]
 
 

@@ -19,6 +19,8 @@ EXPERIMENTS = {
     "state-tracking": "words of groups, trained at length 20 and asked at up to 1,024",
     "rotation": "turning blocks on recall and copying, where nothing has to be tracked",
     "pendulum": "the angle of a pendulum from noisy images at uneven times",
+    "physionet": "mortality and missing measurements in intensive care (needs --data)",
+    "forecasting": "ETTh1, 96 hours ahead, with a variance (needs --data)",
 }
 """Experiments in the order of the paper, and what each is."""
 

@@ -3,7 +3,7 @@
 Weights are chosen by the validation set; the test set is looked at once, with those.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from kalman_attention.models.series import SeriesConfig, SeriesModel, SeriesOutp
 from kalman_attention.train.config import TrainConfig
 from kalman_attention.train.data import TensorBatches
 from kalman_attention.train.loop import fit
+from kalman_attention.train.objective import Loss
 from kalman_attention.train.optim import matrix_decay_groups
 from kalman_attention.train.snapshot import load_weights
 
@@ -93,6 +94,7 @@ def train_series(
     folder: Path,
     *,
     batch_size: int,
+    loss: Loss = series_loss,
     about: Mapping[str, Any],
     show: bool,
 ) -> dict[str, Any]:
@@ -104,6 +106,7 @@ def train_series(
         data: what to train on, choose by, and report.
         folder: of the run.
         batch_size: series per update.
+        loss: what to minimise.
         about: what else defines the run.
         show: whether to print progress.
 
@@ -117,7 +120,7 @@ def train_series(
     result = fit(
         model,
         TensorBatches(data.train, batch_size, training.seed),
-        series_loss,
+        loss,
         training,
         folder=folder,
         evaluate=lambda model: series_scores(model, data.validation, batch_size),
@@ -141,18 +144,25 @@ def train_series(
     }
 
 
-Format = Callable[[float], str]
+def over_seeds(
+    results: Sequence[dict[str, Any]], metric: str, form: str, *, factor: float = 1.0, **labels: str
+) -> str:
+    """Mean and deviation of a test metric over the runs with the given labels, and their number.
 
-
-def over_seeds(results: Sequence[dict[str, Any]], metric: str, show: Format, **labels: str) -> str:
-    """Mean and deviation of a test metric over the runs with the given labels, and their number."""
+    Args:
+        results: of all runs.
+        metric: its name.
+        form: how a number is written, such as ``".3f"``.
+        factor: what numbers are multiplied by.
+        **labels: of the runs.
+    """
     values = [
-        r["metrics"][metric]
+        factor * r["metrics"][metric]
         for r in results
         if all(r["labels"].get(name) == word for name, word in labels.items())
     ]
     if not values:
         return "-"
     if len(values) == 1:
-        return show(values[0])
-    return f"{show(mean(values))} +- {show(stdev(values))} ({len(values)} runs)"
+        return format(values[0], form)
+    return f"{mean(values):{form}} +- {stdev(values):{form}} ({len(values)} runs)"

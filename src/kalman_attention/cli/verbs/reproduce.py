@@ -21,6 +21,7 @@ FIGURES = {
     "attention-maps": "Kalman attention maps, of models that mad has trained",
 }
 """Experiments that only look, each a function of ``cli/figures.py``."""
+_DATA = {"shards": "text", "data": "measured series"}
 _TIMES = {"smoke": "seconds", "cpu": "hours on two cores", "paper": "as published, for a GPU"}
 
 
@@ -51,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="text for text-ladder, as kla data wrote it (default: none)",
     )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="files for physionet (set-a.tar.gz, Outcomes-a.txt) or forecasting (ETTh1.csv)",
+    )
     parser.add_argument("--list", action="store_true", help="list the cells and stop")
     parser.add_argument("--table", action="store_true", help="compute nothing, show what is there")
     parser.add_argument(
@@ -78,8 +85,9 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         print("\n".join(f"{_mark(results, c)} {c.name}" for c in chosen))
         return 0
-    if args.shards is not None:
-        chosen = [_with_text(cell, args.shards) for cell in chosen]
+    for option in ("shards", "data"):
+        if (place := getattr(args, option)) is not None:
+            chosen = [_told(cell, option, place) for cell in chosen]
     if not args.table:
         from kalman_attention.cli.watch import Watch
         from kalman_attention.recipes.runner import run_cells
@@ -111,11 +119,13 @@ def show(experiment: Experiment, scale: Scale, results: Results, cells: Sequence
         print(path)
 
 
-def _with_text(cell: Cell, shards: Path) -> Cell:
-    """The same cell, told where its text is."""
-    if not hasattr(cell.run, "shards"):
-        raise ValueError(f"--shards is for experiments on text, which {cell.experiment} is not.")
-    run: Any = dataclasses.replace(cell.run, shards=str(shards))  # type: ignore[type-var]
+def _told(cell: Cell, option: str, place: Path) -> Cell:
+    """The same cell, told where its data is."""
+    if not hasattr(cell.run, option):
+        raise ValueError(
+            f"--{option} is for experiments on {_DATA[option]}, which {cell.experiment} is not."
+        )
+    run: Any = dataclasses.replace(cell.run, **{option: str(place)})  # type: ignore[type-var]
     return dataclasses.replace(cell, run=run)
 
 
