@@ -43,7 +43,9 @@ VARIANTS = {
     "smoother": {"kla": {"d_state": 4, "smooth": True}},
     "decays": {"kla": {"d_state": 4, "frequencies": None, "shared_slots": 1}},
     "told gaps": {"tell_gaps": True, "tell_variance": False},
-    "classes": {"head": "classes"},
+    "channel filters": {"channel_memories": 2},
+    "channel smoothers": {"channel_memories": 2, "kla": {"d_state": 4, "smooth": True}},
+    "classes": {"head": "classes", "channel_memories": 1},
 }
 
 

@@ -52,7 +52,7 @@ def class_scores(probability: Tensor, labels: Tensor) -> dict[str, float]:
     """
     metrics = _library("sklearn.metrics")
     calibration = _library("torchmetrics.functional.classification").binary_calibration_error
-    p, y = probability.double().numpy(), labels.numpy()
+    p, y = probability.double().contiguous().numpy(), labels.numpy()
     if len(set(y.tolist())) < 2:
         raise ValueError("all labels are equal: a ranking of two classes needs both of them.")
     return {

@@ -2,7 +2,8 @@
 
 ::
 
-    values, observed, times -> a token per instant          [B, T, d_model]
+    values, observed, times -> a filter per channel         what is known of each by now
+    all of these -> a token per instant                     [B, T, d_model]
     gaps between times -> dt of every layer                 time moves the belief, nothing else
     (norm, KLA, residual; norm, MLP, residual) per layer    filtering, or smoothing
     hidden (and the posterior variance of the last layer) -> head
@@ -11,13 +12,16 @@ What is exact here, and what is learned. A channel that was not observed is not 
 value, not a stand-in. An instant at which nothing was observed has evidence of precision 0 in every
 layer, so that time passes and the belief is read, which is how one asks for a prediction. Gaps are
 those of the process itself: an instant without observations between two others changes neither.
-Learned is how the channels observed at one instant become evidence: the token sees their values and
-which they are, and value, precision and key of each layer are functions of the token.
+The filters of single channels (``channel_memories``) are exact as well: precision 0 for a channel
+that was not observed, whatever the others do. Learned is how the channels of one instant become
+evidence of the layers: the token sees values, which were observed, and what the filters say, and
+value, precision and key of each layer are functions of the token.
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +30,11 @@ from kalman_attention._reading import from_dict
 from kalman_attention._typing import Mask
 from kalman_attention.models.block import MLP
 from kalman_attention.nn.config import KLAConfig
+from kalman_attention.nn.float32 import KeepsFloat32
 from kalman_attention.nn.kla import KLA
 from kalman_attention.nn.norms import RMSNorm
+from kalman_attention.ops.kla_scan import kla_scan
+from kalman_attention.ops.smooth import kla_smooth
 
 _IMAGES = 100  # at a time: what a convolution writes then stays in the cache
 
@@ -45,6 +52,9 @@ class SeriesConfig:
             ``"classes"``, one logit each for the whole series.
         images: observations are images, ``[B, T, channels, channels]``, seen as a whole or not at
             all, and a small convolutional network makes tokens of them.
+        channel_memories: filters of every single channel, from the fastest to the slowest; their
+            means and variances are part of the token. 0 for none. Values should be of mean 0 and
+            deviation 1, which is what the filters expect of a channel before it is seen.
         mixer: ``"kla"``, or ``"gru"``, a gated recurrent unit, which is told gaps as a number.
         kla: options of the KLA layers that differ from ``SERIES_LAYER``; ``smooth`` makes the model
             bidirectional, for a GRU as well.
@@ -53,7 +63,8 @@ class SeriesConfig:
         tell_gaps: also give each token the time since the last instant with an observation.
         tell_variance: give the head the posterior variance of the last KLA layer.
         mlp_width: hidden width of the MLPs; None means twice d_model.
-        dropout: share of a layer's and an MLP's output that is dropped in training.
+        dropout: share that is dropped in training of what layers and MLPs add, of the hidden units
+            of the tokens, and of what a head for classes sees.
         variance_floor: smallest predicted variance.
     """
 
@@ -63,6 +74,7 @@ class SeriesConfig:
     num_layers: int = 2
     head: Literal["gaussian", "classes"] = "gaussian"
     images: bool = False
+    channel_memories: int = 0
     mixer: Literal["kla", "gru"] = "kla"
     kla: dict[str, Any] = field(default_factory=dict)
     use_time: bool = True
@@ -86,6 +98,11 @@ class SeriesConfig:
             raise ValueError(
                 "time_scale and variance_floor must be positive and dropout in [0, 1), got "
                 f"{self.time_scale}, {self.variance_floor}, {self.dropout}."
+            )
+        if self.channel_memories < 0 or (self.channel_memories and self.images):
+            raise ValueError(
+                "channel_memories are of channels, not of images, and at least 0; got "
+                f"{self.channel_memories} with images={self.images}."
             )
         if self.images and self.channels % 8:
             raise ValueError(
@@ -160,14 +177,14 @@ class SeriesModel(nn.Module):
         super().__init__()
         self.config = config
         told = int(config.tell_gaps or config.mixer == "gru")
-        encoder = ImageEncoder if config.images else ChannelEncoder
-        self.encoder = encoder(config.channels, config.d_model)
+        self.encoder = ImageEncoder(config) if config.images else ChannelEncoder(config)
         self.gap_proj = nn.Linear(told, config.d_model, bias=False) if told else None
         self.blocks = nn.ModuleList(SeriesBlock(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
         self.tells_variance = config.tell_variance and config.mixer == "kla"
         width = config.d_model + (config.layer.width if self.tells_variance else 0)
-        self.head = nn.Linear(width, config.outputs * (1 + (config.head == "gaussian")))
+        self.head = nn.Linear(width * (1 + (config.head == "classes")), self._answers)
 
     def forward(
         self,
@@ -192,8 +209,8 @@ class SeriesModel(nn.Module):
         seen = observed if self.config.images else observed.any(-1)
         if mask is not None:
             seen = seen & mask
-        x = self.encoder(values, observed)
         gaps, since = self._gaps(times, seen, mask)
+        x = self.encoder(values, observed, gaps, mask)
         if self.gap_proj is not None:
             x = x + self.gap_proj(since.log1p().unsqueeze(-1).to(x.dtype))
         variance = None
@@ -203,14 +220,17 @@ class SeriesModel(nn.Module):
         hidden = self.norm(x)
         return self._answer(hidden, variance, mask)
 
+    @property
+    def _answers(self) -> int:
+        """Numbers that the head computes."""
+        return self.config.outputs * (1 + (self.config.head == "gaussian"))
+
     def _answer(self, hidden: Tensor, variance: Tensor | None, mask: Mask | None) -> SeriesOutput:
         z = hidden
         if self.tells_variance and variance is not None:
             z = torch.cat([z, variance.clamp_min(1e-6).log()], -1)  # 0 at padding, which is cut
         if self.config.head == "classes":
-            weight = torch.ones_like(z[..., :1]) if mask is None else mask.unsqueeze(-1).to(z.dtype)
-            pooled = (z * weight).sum(1) / weight.sum(1).clamp_min(1.0)
-            return SeriesOutput(self.head(pooled), None, hidden)
+            return SeriesOutput(self.head(self.dropout(_pooled(z, mask))), None, hidden)
         mean, raw = self.head(z).chunk(2, -1)
         floor = self.config.variance_floor
         return SeriesOutput(mean, nn.functional.softplus(raw) + floor, hidden)
@@ -305,25 +325,85 @@ class GRU(nn.Module):
 
 
 class ChannelEncoder(nn.Module):
-    """A token from the channels that were observed, and from which they are.
+    """A token from the channels that were observed, which they are, and what is known of all.
 
     Args:
-        channels: number of channels.
-        d_model: width of the token.
+        config: options of the model.
     """
 
-    def __init__(self, channels: int, d_model: int) -> None:
+    def __init__(self, config: SeriesConfig) -> None:
         super().__init__()
-        self.in_proj = nn.Linear(2 * channels, 2 * d_model)
+        channels, d_model = config.channels, config.d_model
+        self.memory = ChannelFilter(config) if config.channel_memories else None
+        width = 2 * channels * (1 + config.channel_memories)
+        self.in_proj = nn.Linear(width, 2 * d_model)
         self.out_proj = nn.Linear(2 * d_model, d_model)
-        self.skip = nn.Linear(2 * channels, d_model, bias=False)
+        self.skip = nn.Linear(width, d_model, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, values: Tensor, observed: Mask) -> Tensor:
+    def forward(
+        self, values: Tensor, observed: Mask, dt: Tensor, mask: Mask | None = None
+    ) -> Tensor:
         """``[B, T, channels]`` to ``[B, T, d_model]``; what was not observed is not read."""
         known = values.where(observed, values.new_zeros(()))
-        both = torch.cat([known, observed.to(known.dtype)], -1)
-        token: Tensor = self.skip(both) + self.out_proj(nn.functional.silu(self.in_proj(both)))
+        parts = [known, observed.to(known.dtype)]
+        if self.memory is not None:
+            parts += self.memory(known, observed, dt, mask)
+        x = torch.cat(parts, -1)
+        h = self.dropout(nn.functional.silu(self.in_proj(x)))
+        token: Tensor = self.skip(x) + self.out_proj(h)
         return token
+
+
+class ChannelFilter(KeepsFloat32):
+    """Kalman filters of single channels, each an Ornstein-Uhlenbeck process of deviation 1.
+
+    A channel that was not observed brings no evidence to its filters: their belief drifts back to
+    mean 0 and variance 1, the more the longer nothing is seen. Forgetting takes exp(-log_a) units
+    of time, and observations have the precision exp(log_lam_v), both learned.
+
+    Args:
+        config: options of the model; with ``smooth`` of its layers filters look back as well.
+    """
+
+    parameter_group: ClassVar[str] = "state_space"
+
+    def __init__(self, config: SeriesConfig) -> None:
+        super().__init__()
+        self.config = config
+        shape = (config.channel_memories, config.channels)
+        self.log_a, self.log_lam_v = (nn.Parameter(torch.empty(shape)) for _ in range(2))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start with memories of 2 to 50 units, spread evenly in the logarithm; precision 1."""
+        if self.log_a.is_meta:
+            return  # nothing to start, and torch would import its compiler for it
+        spread = torch.linspace(-math.log(2.0), -math.log(50.0), len(self.log_a))
+        self.log_a.copy_(spread.unsqueeze(1).expand_as(self.log_a))
+        self.log_lam_v.zero_()
+
+    def forward(
+        self, values: Tensor, observed: Mask, dt: Tensor, mask: Mask | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Posterior means and log variances, ``[B, T, memories * channels]`` each."""
+        memories, dtype = self.config.channel_memories, values.dtype
+        log_a, log_lam_v = (x.flatten().to(dtype) for x in (self.log_a, self.log_lam_v))
+        a = log_a.exp().unsqueeze(0)  # [1, D]
+        one = values.new_ones(*values.shape[:2], 1)
+        filtered = kla_smooth if self.config.layer.smooth else kla_scan
+        options: dict[str, Any] = {} if self.config.layer.smooth else {"return_variance": True}
+        found = filtered(
+            *(one, one, values.repeat(1, 1, memories)),
+            observed.repeat(1, 1, memories) * log_lam_v.exp(),
+            *(torch.exp(-a), -torch.expm1(-2.0 * a)),
+            dt=dt.to(dtype),
+            mask=mask,
+            **options,
+        )
+        assert found.y_var is not None
+        return found.y, found.y_var.clamp_min(1e-6).log()
 
 
 class ImageEncoder(nn.Module):
@@ -333,13 +413,13 @@ class ImageEncoder(nn.Module):
     where theirs moves by one and pools, which takes three times as long on a CPU.
 
     Args:
-        size: height and width.
-        d_model: width of the token.
-        hidden: width before it.
+        config: options of the model.
+        hidden: width before the token.
     """
 
-    def __init__(self, size: int, d_model: int, hidden: int = 30) -> None:
+    def __init__(self, config: SeriesConfig, hidden: int = 30) -> None:
         super().__init__()
+        size, d_model = config.channels, config.d_model
         self.net = nn.Sequential(
             nn.Conv2d(1, 12, 5, stride=2, padding=2),
             nn.ReLU(),
@@ -353,13 +433,26 @@ class ImageEncoder(nn.Module):
         )
         self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def forward(self, images: Tensor, observed: Mask) -> Tensor:
+    def forward(
+        self, images: Tensor, observed: Mask, dt: Tensor, mask: Mask | None = None
+    ) -> Tensor:
         """``[B, T, size, size]`` to ``[B, T, d_model]``; images not observed are not read."""
         dtype = next(self.parameters()).dtype
         x = images.to(dtype) / 255.0 if images.dtype == torch.uint8 else images.to(dtype)
         x = x.where(observed[..., None, None], x.new_zeros(())).flatten(0, 1).unsqueeze(1)
         tokens = torch.cat([self.net(part) for part in torch.split(x, _IMAGES)])
         return torch.unflatten(tokens, 0, images.shape[:2])
+
+
+def _pooled(z: Tensor, mask: Mask | None) -> Tensor:
+    """Mean over instants and what stands at the last, ``[B, T, D]`` to ``[B, 2 D]``."""
+    if mask is None:
+        return torch.cat([z.mean(1), z[:, -1]], -1)
+    weight = mask.unsqueeze(-1).to(z.dtype)
+    mean = (z * weight).sum(1) / weight.sum(1).clamp_min(1.0)
+    place = torch.arange(z.shape[1], device=z.device) * mask  # 0 at padding
+    last = place.argmax(1)[:, None, None].expand(-1, 1, z.shape[-1])
+    return torch.cat([mean, z.gather(1, last).squeeze(1)], -1)
 
 
 def _since(times: Tensor, counted: Mask, real: Mask) -> Tensor:
