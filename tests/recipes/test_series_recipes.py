@@ -62,14 +62,6 @@ def test_data_is_for_experiments_on_measured_series(tmp_path, capsys):
     assert "which pendulum is not" in capsys.readouterr().err
 
 
-def test_cells_survive_json_and_have_names_of_their_own():
-    for module in (pendulum, physionet, forecasting):
-        for scale in ("smoke", "cpu", "paper"):
-            cells = module.cells(scale)
-            assert len({cell.name for cell in cells}) == len(cells)
-            assert all(cell.run.updates >= 1 for cell in cells)
-
-
 def test_controls_differ_in_one_option():
     for models in (pendulum.MODELS, *physionet.MODELS.values(), forecasting.MODELS["thinned"]):
         blind = dataclasses.replace(models["kla without time"], use_time=True)
