@@ -14,6 +14,7 @@ WITH_CODE = [
     "docs/baselines.md",
     "docs/huggingface.md",
     "docs/pretraining.md",
+    "docs/series_models.md",
     "docs/state_tracking.md",
     "docs/training.md",
 ]

@@ -56,6 +56,16 @@ def test_verdicts_are_those_of_the_file() -> None:
     assert plain == wanted
 
 
+@pytest.mark.parametrize("name", ["pendulum", "physionet", "forecasting"])
+def test_tables_of_series_are_those_of_the_cells(name: str) -> None:
+    experiment, results = load_experiment(name), Results(ROOT / "results", "cpu")
+    there = [r for c in experiment.cells("cpu") if (r := results.load(c)) is not None]
+    rendered = "\n".join(markdown(table) for table in experiment.render("cpu", there))
+    assert rendered == (results.folder(name) / "tables.md").read_text()
+    page = (ROOT / "docs" / "series_models.md").read_text().splitlines()
+    assert [line for line in rendered.splitlines() if line not in page] == []
+
+
 def test_goals_of_the_scan() -> None:
     listed = [row for row in rows_of("benchmarks.md") if len(row) == 5]
     goals = read("benchmarks/results/scan_goals_2026-11-16.json")["goals"]

@@ -20,6 +20,9 @@ EXPERIMENTS = {
     "uncertainty": "which score of a language model finds foreign text, and which mistakes",
     "rotation": "turning blocks on recall and copying, where nothing has to be tracked",
     "series": "state-space models of the Nile, of sunspots and of a drive (needs --data)",
+    "pendulum": "the angle of a pendulum from noisy images at uneven times",
+    "physionet": "mortality and missing measurements in intensive care (needs --data)",
+    "forecasting": "ETTh1, 96 hours ahead, with a variance (needs --data)",
 }
 """Experiments in the order of the paper, and what each is."""
 
