@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from kalman_attention.filtering import moment
-from kalman_attention.filtering.affine import Affine
 from kalman_attention.filtering.evidence import token_evidence
 from kalman_attention.filtering.gaps import transition
-from kalman_attention.filtering.mobius import Mobius
+from kalman_attention.filtering.maps import Affine, Mobius
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.readout import read_mean, read_variance
 from kalman_attention.filtering.segment import FilterMap

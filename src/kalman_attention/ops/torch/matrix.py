@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kalman_attention.filtering.affine import Affine
 from kalman_attention.filtering.blocks import from_blocks, to_blocks
 from kalman_attention.filtering.gaps import transition_adjoint
+from kalman_attention.filtering.maps import Affine
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs, ScanResult
 from kalman_attention.ops.torch.prefix_scan import prefix_scan
