@@ -25,7 +25,7 @@ from kalman_attention.ops.contract import (
     StepFunction,
 )
 from kalman_attention.ops.cpu import library
-from kalman_attention.ops.cuda import device, emulation
+from kalman_attention.ops.cuda import device
 
 _PACKAGE = "kalman_attention.ops"
 _MAPS = f"{_PACKAGE}.torch.segments"
@@ -142,7 +142,7 @@ ENGINES = {
             summary="fused Triton kernels, one warp per row, channel block and time segment",
             # Triton's interpreter runs the kernels on CPU tensors, for tests.
             devices=("cuda", "cpu") if os.environ.get("TRITON_INTERPRET") == "1" else ("cuda",),
-            location=f"{_PACKAGE}.triton.engine",
+            location=f"{_PACKAGE}.triton",
             step=True,
             gaps=True,
             shared=True,
@@ -170,12 +170,12 @@ ENGINES = {
         Engine(
             name="cuda",
             summary="fused CUDA kernels, compiled at run time; never run on a GPU so far",
-            devices=("cuda", "cpu") if emulation.LIBRARY else ("cuda",),
+            devices=("cuda", "cpu") if device.EMULATION else ("cuda",),
             location=f"{_PACKAGE}.cuda",
             step=True,
             gaps=True,
             shared=True,
-            missing=None if emulation.LIBRARY else device.why_not(),
+            missing=None if device.EMULATION else device.why_not(),
         ),
         Engine(
             name="mobius",

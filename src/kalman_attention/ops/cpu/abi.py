@@ -12,9 +12,8 @@ from torch import Tensor
 
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.segment import AdjointMap, FilterMap
-from kalman_attention.ops.contract import ScanInputs
+from kalman_attention.ops.contract import DTYPES, NO_ARRAY, ScanInputs, array, at, dense, rows
 from kalman_attention.ops.cpu.library import ABI_VERSION, ISA, POOL, check, load
-from kalman_attention.ops.raw import DTYPES, NO_ARRAY, array, at, dense, rows
 
 PARAMS = struct.Struct("=47q")
 KALMAN, LINEAR = 0, 1

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kalman_attention.ops.contract import at, rows
 from kalman_attention.ops.cpu.library import ABI_VERSION, check, load, why_not
-from kalman_attention.ops.raw import at, rows
 
 _PARAMS = struct.Struct("=13q")
 _GRADS = struct.Struct("=7q")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from kalman_attention.ops.contract import DTYPES, at
 from kalman_attention.ops.cpu.library import ABI_VERSION, ISA, check, load, why_not
-from kalman_attention.ops.raw import DTYPES, at
 
 FEW_ROWS = 4
 """Most rows of a call: beyond, a matrix is used often enough for torch's own products."""

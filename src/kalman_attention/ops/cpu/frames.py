@@ -6,9 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kalman_attention.ops.contract import FrameInputs
+from kalman_attention.ops.contract import DTYPES, NO_ARRAY, FrameInputs, array, at, rows
 from kalman_attention.ops.cpu.library import ABI_VERSION, ISA, check, load
-from kalman_attention.ops.raw import DTYPES, NO_ARRAY, array, at, rows
 
 _PARAMS = struct.Struct("=30q")
 _GRADS = struct.Struct("=12q")

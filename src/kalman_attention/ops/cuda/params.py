@@ -6,11 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kalman_attention.ops.contract import ScanInputs
-from kalman_attention.ops.cuda import device, emulation
+from kalman_attention.ops.contract import ScanInputs, array, at, rows
+from kalman_attention.ops.cuda import device
 from kalman_attention.ops.cuda.grid import Grid
 from kalman_attention.ops.cuda.program import Program
-from kalman_attention.ops.raw import array, at, rows
 
 ARRAYS = ("v", "lam_v", "k", "q", "mask", "dt", "dy", "dy_var")
 """Fields of four words: address, two strides, type."""
@@ -106,5 +105,5 @@ def launch(program: Program, kernel: str, blocks: int, threads: int, params: Par
     """Run a kernel on the device of the inputs, or in the emulation if they are on the CPU."""
     if blocks == 0:
         return
-    run = emulation.launch if params.v.device.type == "cpu" else device.launch
+    run = device.emulate if params.v.device.type == "cpu" else device.launch
     run(program, kernel, blocks, threads, params.pack(), params.v.device)

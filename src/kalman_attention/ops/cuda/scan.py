@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kalman_attention.filtering.segment import AdjointMap, FilterMap
-from kalman_attention.ops.contract import ScanGrads, ScanInputs, ScanResult
+from kalman_attention.ops.contract import ScanGrads, ScanInputs, ScanResult, dense, rows
 from kalman_attention.ops.cuda.grid import (
     LARGEST_BLOCK,
     LINK_THREADS,
@@ -16,7 +16,6 @@ from kalman_attention.ops.cuda.grid import (
 )
 from kalman_attention.ops.cuda.params import Params, launch, prepare
 from kalman_attention.ops.cuda.program import Program, program
-from kalman_attention.ops.raw import dense, rows
 
 PART_BYTES = 2**28
 """Room for dk and dq per channel block; calls that need more go through channels in waves."""

@@ -30,9 +30,8 @@ from kalman_attention.filtering.maps import Affine
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs, ScanResult
 from kalman_attention.ops.torch.prefix_scan import prefix_scan
-from kalman_attention.ops.torch.replay import replay
 from kalman_attention.ops.torch.rows import Rows, to_rows
-from kalman_attention.ops.torch.segments import chunk_filters, chunk_starts
+from kalman_attention.ops.torch.segments import chunk_filters, chunk_starts, replay
 
 SPAN = 16
 """Tokens that meet one by one; a divisor of ``CHUNK``."""

@@ -28,9 +28,8 @@ from kalman_attention.filtering.gaps import transition_adjoint
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.segment import AdjointMap
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs
-from kalman_attention.ops.torch.replay import Adjoint, Step, replay, sources
 from kalman_attention.ops.torch.rows import Rows, to_rows
-from kalman_attention.ops.torch.segments import chunk_adjoints
+from kalman_attention.ops.torch.segments import Adjoint, Step, chunk_adjoints, replay, sources
 
 
 def backward(

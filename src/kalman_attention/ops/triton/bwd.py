@@ -19,8 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kalman_attention.filtering.segment import AdjointMap
-from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs
-from kalman_attention.ops.raw import dense, rows
+from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs, dense, rows
 from kalman_attention.ops.triton.lane import (
     adjoint_then,
     faded,
@@ -53,10 +52,10 @@ from kalman_attention.ops.triton.schedule import (
     BACKWARD_LANES,
     WINDOW,
     Schedule,
+    ceil,
     schedule,
     wave_rows,
 )
-from kalman_attention.ops.triton.sums import add_up
 
 MAP_FIELDS = (2, len(AdjointMap._fields) - 2)
 """Numbers in the summary of a segment: cross and dmu_0 per slot; gain and ds_0 per block."""
@@ -399,3 +398,30 @@ def _scratch(like: Tensor, cut: Schedule) -> Tensor:
     """Beliefs before the windows of a chunk and the tokens of a window, per program of a wave."""
     programs = min(len(like), wave_rows(cut)) * cut.segments * cut.blocks
     return like.new_empty(programs, 2 * (CHUNK // WINDOW + WINDOW), *cut.tile)
+
+
+COLUMNS = 128
+"""Sums of one program, four per thread."""
+
+
+@kernel
+def sum_kernel(partial, out, rows, columns, BLOCK: tl.constexpr):
+    """Add up the rows of [rows, columns] one after the other."""
+    column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    has = column < columns
+    total = tl.full((BLOCK,), 0.0, partial.dtype.element_ty)
+    here = partial + column
+    for _ in range(0, rows):
+        total += tl.load(here, mask=has, other=0.0)
+        here += columns
+    tl.store(out + column, total, mask=has)
+
+
+def add_up(partial: Tensor, like: Tensor) -> Tensor:
+    """Sum over the first axis, in the shape and dtype of ``like``."""
+    out = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+    columns = out.numel()
+    if columns:
+        grid = (ceil(columns, COLUMNS),)
+        sum_kernel[grid](partial, out, len(partial), columns, COLUMNS, **OPTIONS)
+    return out
