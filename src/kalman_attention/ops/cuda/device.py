@@ -29,13 +29,13 @@ SEED = int(os.environ.get("KLA_CUDA_EMULATION_SEED", "0"))
 _ERRORS = {
     1: "it has no such kernel",
     2: "the library is of another version; build it again",
-    3: "the threads of a block wait for one another for ever",
+    3: "the threads of a block are deadlocked",
 }
 _INSTALL = "pip install 'kalman_attention[cuda]'"
 
 
 def why_not() -> str | None:
-    """What is missing to compile and launch, or None. Nothing is imported to find out."""
+    """What is missing to compile and launch, or None; determined without importing anything."""
     spec = importlib.util.find_spec("cuda")
     places = [] if spec is None else list(spec.submodule_search_locations or [])
     if not any((Path(place) / "bindings").is_dir() for place in places):
@@ -51,7 +51,7 @@ def compile_program(program: Program, architecture: str) -> bytes:
         architecture: such as ``sm_90``.
 
     Raises:
-        RuntimeError: NVRTC refuses; the text has its log.
+        RuntimeError: NVRTC cannot compile it; the message contains its log.
     """
     from cuda.bindings import nvrtc
 
@@ -96,7 +96,7 @@ def launch(
 
 @functools.cache
 def _function(program: Program, kernel: str, device: int) -> Any:
-    """A kernel as the driver knows it in the context of one device."""
+    """The driver's handle of a kernel in the context of one device."""
     from cuda.bindings import driver
 
     major, minor = torch.cuda.get_device_capability(device)
@@ -114,7 +114,7 @@ def _library(program: Program, architecture: str) -> Any:
 
 
 def _checked(api: Any, result: tuple[Any, ...]) -> Any:
-    """The value of a call of either interface; its error as an exception."""
+    """The result of a call to NVRTC or to the driver; raises if it reports an error."""
     error, *values = result
     if int(error) != 0:
         raise RuntimeError(f"{api.__name__.rpartition('.')[2]}: {error}")
@@ -127,7 +127,7 @@ def emulate(
     """Run an emulated kernel, block after block.
 
     Raises:
-        RuntimeError: the library does not know the kernel, or the kernel hangs.
+        RuntimeError: the library has no such kernel, or the kernel deadlocks.
     """
     assert device.type == "cpu"
     name = (program.name.encode(), kernel.encode())

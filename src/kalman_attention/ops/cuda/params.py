@@ -1,4 +1,4 @@
-"""How a launch is told what to do: one struct of 64-bit words, ``Params`` of csrc/cuda/params.h."""
+"""Arguments of a launch: one struct of 64-bit words, ``Params`` of csrc/cuda/params.h."""
 
 import struct
 from typing import NamedTuple
@@ -89,7 +89,7 @@ def prepare(inputs: ScanInputs, grid: Grid, dtype: torch.dtype) -> Params:
     (B, T, D), (R, N, _), m = inputs.v.shape, inputs.mean_0.shape, inputs.slots
     call = inputs.dense(dtype)._asdict()
     if inputs.dt is not None:
-        # In float64 whatever the arithmetic: it happens once, and decays near 1 need the digits.
+        # Always in float64: it happens once per call, and decays near 1 need the digits.
         call["a_bar"] = inputs.a_bar.double().log().neg().to(dtype)
         call["dt"] = rows(inputs.dt)
     return Params(

@@ -27,7 +27,7 @@ Map = TypeVar("Map", FilterMap, AdjointMap)
 class Step(NamedTuple):
     """What the adjoint of one token needs, ``[R, C, G, m, D]``, for all chunks at once.
 
-    What the slots of a block share is ``[R, C, G, 1, D]``.
+    Quantities that the slots of a block share are ``[R, C, G, 1, D]``.
 
     Attributes:
         mean: posterior mean mu'.
@@ -36,9 +36,9 @@ class Step(NamedTuple):
         variance_prev: variance before the token, s.
         a: decay of the step to the token.
         r: retention.
-        e: what the token says beyond the prediction, b - phi a mu.
-        rest: what the new mean leaves of the value, k v - |k|^2 mu'.
-        real: where there is a token.
+        e: innovation of the token, b - phi a mu.
+        rest: residual of the value after the update, k v - |k|^2 mu'.
+        real: True at real tokens.
     """
 
     mean: Tensor
@@ -60,7 +60,7 @@ class Adjoint(NamedTuple):
 
 
 def replay(rows: Rows, starts: KLAState) -> Iterator[Step]:
-    """The steps of all chunks at once, token by token, from their first beliefs."""
+    """The steps of all chunks in parallel, token by token, from their initial beliefs."""
     state = starts
     for t in range(CHUNK):
         phi, b = block_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
@@ -73,6 +73,7 @@ def replay(rows: Rows, starts: KLAState) -> Iterator[Step]:
         e = moment.innovation(prior.mean, phi, b)
         k = rows.k[:, :, t].unsqueeze(-1)
         k2 = (k * k).sum(-2, keepdim=True)
+        # r (k v - k^2 m) instead of k v - k^2 mu': the two terms agree under strong evidence.
         rest = r * (k * rows.v[:, :, t, None, None, :] - k2 * prior.mean)
         yield Step(new.mean, new.variance, state.mean, state.variance, a, r, e, rest, real)
         state = new
@@ -91,10 +92,10 @@ def sources(rows: Rows, dy: Tensor | None, dy_var: Tensor | None) -> Iterator[Ad
 
 
 def filter_map(inputs: ScanInputs) -> FilterMap:
-    """What the tokens of every row do to the belief before them.
+    """The map from the belief before every row to the belief after it.
 
     Args:
-        inputs: of a scan; q and the belief are not read.
+        inputs: inputs of a scan; q and the belief are not read.
 
     Returns:
         Entries ``[R, N, D]`` (shared ones ``[R, G, D]``) in the compute dtype.
@@ -107,13 +108,13 @@ def filter_map(inputs: ScanInputs) -> FilterMap:
 def adjoint_map(
     inputs: ScanInputs, checkpoints: Tensor, dy: Tensor | None, dy_var: Tensor | None
 ) -> AdjointMap:
-    """What the tokens of every row do to the gradients of the belief after them.
+    """The map from gradients with respect to the belief after every row to those before it.
 
     Args:
-        inputs: of the scan.
-        checkpoints: what it saved.
-        dy: gradient of y, or None for 0.
-        dy_var: gradient of y_var, or None for 0.
+        inputs: inputs of the scan.
+        checkpoints: the beliefs that it saved.
+        dy: gradient with respect to y; None means 0.
+        dy_var: gradient with respect to y_var; None means 0.
 
     Returns:
         Entries ``[R, N, D]`` (shared ones ``[R, G, D]``) in the compute dtype.
@@ -161,7 +162,7 @@ def chunk_adjoints(steps: Iterable[Step], added: Iterable[Adjoint], starts: KLAS
 
 
 def _combined(maps: Map, like: KLAState) -> Map:
-    """One map of all chunks, ``[R, G, m, D]``: neighbours in pairs, until one is left."""
+    """One map of all chunks, ``[R, G, m, D]``: combine neighbours in pairs until one is left."""
     if maps.gain.shape[1] == 0:
         return type(maps).identity_like(like)
     while (C := maps.gain.shape[1]) > 1:

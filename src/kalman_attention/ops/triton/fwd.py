@@ -1,8 +1,9 @@
-"""Forward pass: walk time with the belief of a tile in registers.
+"""Forward pass and single step: the belief of a tile stays in registers while time advances.
 
-Lane-serial, ``filter_kernel`` does it all. Time-split, ``summary_kernel`` reduces each segment to
-five numbers per lane, ``starts_kernel`` carries the first belief over them, and ``filter_kernel``
-replays every segment from where it truly starts.
+In the lane-serial schedule ``filter_kernel`` is the whole pass. In the time-split schedule
+``summary_kernel`` reduces each segment to five numbers per lane, ``starts_kernel`` carries the
+initial belief over them, and ``filter_kernel`` replays every segment from its true start.
+``step_kernel`` filters one token per row, for decoding.
 """
 
 import torch
@@ -62,7 +63,7 @@ def filter_kernel(
     T, N, G, D, chunks, blocks, segments, per_segment,
     CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Filter one segment of a row from its start, [R, segments, N, D]; save beliefs if asked."""
+    """Filter one segment of a row from its start, [R, segments, N, D]; save beliefs on request."""
     row, segment, block = locate(0, segments, blocks)
     batch, first, end, chunk_0 = span_of(row, T, cu_seqlens, CHUNK)
     c0, c1, last = chunks_of(segment, per_segment, first, end, CHUNK)
@@ -113,7 +114,7 @@ def summary_kernel(
 ):  # fmt: skip
     """The map of one segment.
 
-    mu and eta go into [2, R, segments, N, D], ``stride`` apart; what slots share, s, gain and J,
+    mu and eta go into [2, R, segments, N, D], ``stride`` apart; s, gain and J, which slots share,
     into [3, R, segments, G, D].
     """
     row, segment, block = locate(0, segments, blocks)
@@ -153,7 +154,7 @@ def starts_kernel(
     T, N, G, D, blocks, segments, per_segment, stride, block_stride,
     CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Carry the first belief of a row over the maps of its segments, [R, segments, *, D]."""
+    """Carry the initial belief of a row over the maps of its segments, [R, segments, *, D]."""
     row, _, block = locate(0, 1, blocks)
     _, first, end, _ = span_of(row, T, cu_seqlens, CHUNK)
     G = N if BLOCK_M == 1 else G  # one value, so that its offsets are computed once
@@ -170,7 +171,7 @@ def starts_kernel(
         here_g = (row * segments + segment) * size_g + at_g
         tl.store(mean_starts + here, mu, mask=has)
         tl.store(variance_starts + here_g, s, mask=has_g)
-        # Read where it is used: all five at once do not fit beside the belief.
+        # Load each number where it is used: all five at once would exceed the registers.
         J = tl.load(block_maps + 2 * field_g + here_g, mask=has_g, other=0.0)
         scale = reciprocal(1.0 + J * s)
         eta = tl.load(maps + field + here, mask=has, other=0.0)
