@@ -57,7 +57,7 @@ def test_wrong_input_is_refused_with_a_way_out(name):
     with pytest.raises(ValueError, match=r"mask is bool .*True for real tokens"):
         layer(torch.randn(2, 7, WIDTH), torch.ones(2, 6, dtype=torch.bool))
     mask = torch.ones(1, 7, dtype=torch.bool)
-    with pytest.raises(ValueError, match="exclude each other"):
+    with pytest.raises(ValueError, match="mutually exclusive"):
         layer(torch.randn(1, 7, WIDTH), mask, torch.tensor([0, 7]))
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Mask
+from kalman_attention.baselines.common import mix_documents
 from kalman_attention.nn.decoding import project
 from kalman_attention.nn.mixer import LayerOutput, Mixer
 from kalman_attention.nn.norms import rms_norm
-from kalman_attention.nn.packing import mix_documents
 
 
 @dataclass(frozen=True, kw_only=True)

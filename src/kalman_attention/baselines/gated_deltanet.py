@@ -18,17 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Mask
-from kalman_attention.baselines.chunks import (
+from kalman_attention.baselines.common import (
+    HeadSizes,
+    MatrixMixer,
     carry,
     chunk_size,
+    fla_kernel,
     from_chunks,
     segment_sums,
     split_heads,
     to_chunks,
 )
-from kalman_attention.baselines.fla_kernels import fla_kernel
-from kalman_attention.baselines.head_sizes import HeadSizes
-from kalman_attention.baselines.matrix_mixer import MatrixMixer
 from kalman_attention.nn.decoding import project
 from kalman_attention.nn.float32 import (
     KeepsFloat32,

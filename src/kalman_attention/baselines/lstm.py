@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Mask
-from kalman_attention.baselines.matrix_mixer import MatrixMixer
+from kalman_attention.baselines.common import MatrixMixer
 from kalman_attention.nn.float32 import KeepsFloat32, at_least_float32, widened
 
 

@@ -14,8 +14,14 @@ Published start: A = -(1..N) in every channel, skip 1, softplus(raw_dt) log-unif
 [dt_min, dt_max], dt_proj uniform within dt_rank^-0.5. Each module starts its own parameters, and
 nothing starts them again: with the step-size bias at 0 the memory would begin about a hundred
 times shorter.
+
+Where the package ``mamba_ssm`` is installed and can serve a call, its CUDA kernel runs instead of
+``linear_scan``: whole sequences from an empty state, without padding or packing, not in float64.
+That path is written from the documentation of the package and has never run on a GPU.
 """
 
+import functools
+import importlib.util
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -24,7 +30,6 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Belief, Dynamics, Keys, Mask, Values
-from kalman_attention.baselines import mamba_kernels
 from kalman_attention.nn.decoding import project
 from kalman_attention.nn.float32 import KeepsFloat32, at_least_float32
 from kalman_attention.nn.links import inverse_softplus, log_uniform
@@ -193,8 +198,8 @@ class Mamba(Mixer):
         window, hidden = (None, None) if state is None else state
         u, window = self.conv(stream, window, mask, cu_seqlens)
         inputs, A = self.select(nn.functional.silu(u))
-        if mask is None and cu_seqlens is None and hidden is None and mamba_kernels.serves(u):
-            y, hidden = mamba_kernels.selective_scan(*inputs, A)
+        if mask is None and cu_seqlens is None and hidden is None and kernel_serves(u):
+            y, hidden = kernel_scan(*inputs, A)
         else:
             y, hidden = self._scan(inputs, A, hidden, mask, cu_seqlens)
         return LayerOutput(self.write(y, inputs.u, gate), None, MambaState(window, hidden))
@@ -243,3 +248,37 @@ class Mamba(Mixer):
         return linear_scan(
             *inputs[:2], A, *inputs[2:], state=hidden, mask=mask, cu_seqlens=cu_seqlens
         )
+
+
+def kernel_serves(u: Values) -> bool:
+    """Whether the kernel can take a whole sequence ``[B, T, D]`` from an empty state."""
+    return u.is_cuda and u.shape[1] > 0 and u.dtype != torch.float64 and _installed()
+
+
+def kernel_scan(u: Values, dt: Values, B: Keys, C: Keys, A: Dynamics) -> LinearScanOutput:
+    """``linear_scan`` from an empty state, by the kernel.
+
+    The kernel has no gradient for the last state: it comes out detached.
+
+    Args:
+        u: inputs, ``[B, T, D]``.
+        dt: step sizes, ``[B, T, D]``.
+        B: input operators, ``[B, T, N]``.
+        C: read-out operators, ``[B, T, N]``.
+        A: decay rates, ``[N, D]``.
+    """
+    along_time = [x.transpose(1, 2).contiguous() for x in (u, dt.to(u.dtype), B, C)]
+    x, steps, inputs, outputs = along_time  # [B, D, T] twice, [B, N, T] twice
+    y, last = _kernel()(x, steps, A.T.contiguous(), inputs, outputs, return_last_state=True)
+    return LinearScanOutput(y.transpose(1, 2), last.detach().transpose(1, 2))
+
+
+@functools.cache
+def _installed() -> bool:
+    return importlib.util.find_spec("mamba_ssm") is not None
+
+
+def _kernel() -> Any:
+    from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+
+    return selective_scan_fn

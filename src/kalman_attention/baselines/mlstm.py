@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Mask
-from kalman_attention.baselines.chunks import (
+from kalman_attention.baselines.common import (
+    MatrixMixer,
     carry,
     chunk_size,
     from_chunks,
@@ -31,7 +32,6 @@ from kalman_attention.baselines.chunks import (
     split_heads,
     to_chunks,
 )
-from kalman_attention.baselines.matrix_mixer import MatrixMixer
 from kalman_attention.nn.decoding import project
 from kalman_attention.nn.float32 import (
     Float32Linear,

@@ -15,9 +15,19 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from kalman_attention.ops.contract import CHUNK
-from kalman_attention.ops.triton.bwd import adjoint_kernel, adjoint_summary_kernel, incoming_kernel
-from kalman_attention.ops.triton.decode import step_kernel
-from kalman_attention.ops.triton.fwd import filter_kernel, starts_kernel, summary_kernel
+from kalman_attention.ops.triton.bwd import (
+    COLUMNS,
+    adjoint_kernel,
+    adjoint_summary_kernel,
+    incoming_kernel,
+    sum_kernel,
+)
+from kalman_attention.ops.triton.fwd import (
+    filter_kernel,
+    starts_kernel,
+    step_kernel,
+    summary_kernel,
+)
 from kalman_attention.ops.triton.launch import OPTIONS
 from kalman_attention.ops.triton.schedule import (
     BACKWARD_LANES,
@@ -26,7 +36,6 @@ from kalman_attention.ops.triton.schedule import (
     cut,
     lanes_for,
 )
-from kalman_attention.ops.triton.sums import COLUMNS, sum_kernel
 from kalman_attention.tools.resources import KernelResources
 
 NAMES = {
