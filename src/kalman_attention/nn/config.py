@@ -51,7 +51,7 @@ class KLAConfig:
         diffusion: initial p. It enters squared. The default makes the unit Gaussian the stationary
             belief of a decay rate of 1, p^2 = 2 a; 0.1 would be the noise of the authors' released
             code, which does not square its 0.01. More noise with less decay learned copying
-            faster (docs/log.md).
+            faster (dev/experiments.md).
         decay_rate: initial a, or (low, high) to spread it evenly over the slots, or over the blocks
             of ``shared_slots``.
         step_rank: None learns one step size per slot and channel. A number lets every token choose
