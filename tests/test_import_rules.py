@@ -13,24 +13,25 @@ from kalman_attention.ops.engines import ENGINES, REFERENCE
 PACKAGE = Path(__file__).parents[1] / "src" / "kalman_attention"
 NAME = "kalman_attention"
 
-_COMMON = ("_files", "_processes", "_progress")
+_COMMON = ("_files", "_processes", "_progress", "_tables")
 _MIXERS = ("_text", "_typing", "filtering", "ops")
 _LAYERS = (*_MIXERS, "nn", "baselines", "losses", "_reading")
 _RUNS = (*_COMMON, *_LAYERS, "published", "models", "tasks", "data")
-_SHOWN = ("explorer", "plots", "recipes", "report")
+_SHOWN = ("benchmarks", "explorer", "plots", "recipes", "report")
 
 MAY_IMPORT = {
     "_files": (),
     "_processes": (),
     "_progress": ("_text",),
     "_text": (),
+    "_tables": (),
     "_typing": (),
     "_reading": (),
     "published": (),
     "filtering": ("_typing",),
     "ops": ("_text", "_typing", "filtering"),
     "nn": _MIXERS,
-    "tools": _MIXERS,
+    "tools": (*_MIXERS, "_tables", "__init__"),
     "series": (*_MIXERS, "plots"),
     "baselines": (*_MIXERS, "nn"),
     "models": ("_files", "published", *_LAYERS),
@@ -44,6 +45,7 @@ MAY_IMPORT = {
     "hf": ("models",),
     "plots": ("_typing", "filtering.identities"),
     "recipes": (*_RUNS, "parallel", "train", "evaluation", "series"),
+    "benchmarks": (*_RUNS, "tools", "recipes", "plots", "__init__"),
     "report": (*_RUNS, "train", "evaluation", "plots", "recipes"),
     "cli": (*_RUNS, "tools", "parallel", "train", "evaluation", *_SHOWN, "__init__"),
     "__main__": ("cli",),
@@ -57,10 +59,10 @@ ONLY_IN = {
     "matplotlib": ("plots",),
     "sklearn": ("evaluation.detection", "evaluation.series", "recipes.physionet"),
     "torchmetrics": ("evaluation.detection", "evaluation.series"),
-    "transformers": ("hf", "models.hf", "cli.bench.layer", "cli.bench.mixers"),
+    "transformers": ("hf", "models.hf", "benchmarks.layer", "benchmarks.mixers"),
     "mamba_ssm": ("baselines.mamba",),
-    "mambapy": ("cli.bench.mixers",),
-    "xlstm": ("cli.bench.mixers",),
+    "mambapy": ("benchmarks.mixers",),
+    "xlstm": ("benchmarks.mixers",),
     "pickle": (),
     "torch.distributed": ("parallel",),
     "torch.nn.parallel": ("parallel",),

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
+from kalman_attention._tables import Table
 from kalman_attention.cli.main import main
 from kalman_attention.data.shards import VALIDATION, ShardedTokens
-from kalman_attention.recipes.table import Table
 from tests.cli.test_eval import FILES
 from tests.cli.test_pretrain import TINY
 from tests.data.small import shards

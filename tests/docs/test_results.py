@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from kalman_attention._tables import markdown
 from kalman_attention.evaluation.benchmarks import BENCHMARKS
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.registry import load_experiment
-from kalman_attention.recipes.table import markdown
 from kalman_attention.report.collect import read_verdicts
 from tests.docs.markdown import ROOT, table_rows
 

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("jinja2")
 
-from kalman_attention.recipes.table import Table
+from kalman_attention._tables import Table
 from kalman_attention.report.charts import Axis, Chart, Line, Panel
 from kalman_attention.report.collect import collect, read_verdicts
 from kalman_attention.report.page import Section, Verdict, write_page

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("jinja2")
 
-from kalman_attention.recipes.table import Table
+from kalman_attention._tables import Table
 from kalman_attention.report.charts import Axis, Chart, Line, Panel
 from kalman_attention.report.page import Section, Shown, Verdict, render_page, write_page
 

@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 
 from kalman_attention import ScanOutput, discretise, kla_scan
-from kalman_attention.cli.bench.measure import Shape, fastest, make_inputs, scan_pass
-from kalman_attention.cli.table import print_table, render
+from kalman_attention._tables import Table, print_table, render
+from kalman_attention.benchmarks.measure import Shape, fastest, make_inputs, scan_pass
 from kalman_attention.cli.watch import Watch
 from kalman_attention.ops.engines import ENGINES, REFERENCE
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.demo import EXPERIMENT, SUMMARY, TRACKING, TRACKING_SUMMARY
 from kalman_attention.recipes.inspection import Trained, load_best, variance_trace
 from kalman_attention.recipes.runner import run_cells
-from kalman_attention.recipes.table import Table
 from kalman_attention.report import curves
 from kalman_attention.report.charts import Axis, Chart, Line, Panel
 from kalman_attention.report.page import Section, write_page

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
+from kalman_attention._tables import Table
 from kalman_attention.baselines.mamba import MambaConfig
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.nn.config import KLAConfig
 from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, best, notes
-from kalman_attention.recipes.table import Table
 from kalman_attention.recipes.task_run import TaskRun
 from kalman_attention.tasks.registry import make_task
 from kalman_attention.train.config import TrainConfig

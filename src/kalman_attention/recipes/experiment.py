@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from kalman_attention._tables import Table
 from kalman_attention.recipes.cell import Cell
-from kalman_attention.recipes.table import Table
 
 Scale: TypeAlias = Literal["smoke", "cpu", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "cpu", "paper")

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from kalman_attention._tables import Table
 from kalman_attention.models.series import SeriesConfig
 from kalman_attention.published import PENDULUM
 from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, notes
 from kalman_attention.recipes.series_run import Series, Splits, over_seeds, train_series
-from kalman_attention.recipes.table import Table
 from kalman_attention.tasks.pendulum import SIZE, Pendulum, PendulumSequences
 from kalman_attention.train.config import TrainConfig
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from kalman_attention._tables import Table
 from kalman_attention.data.measurements import CHANNELS, Stays, read_stays
 from kalman_attention.evaluation.series import class_scores
 from kalman_attention.models.series import SeriesConfig
@@ -31,7 +32,6 @@ from kalman_attention.recipes.series_run import (
     series_loss,
     train_series,
 )
-from kalman_attention.recipes.table import Table
 from kalman_attention.train.config import TrainConfig
 
 Task = Literal["mortality", "interpolation"]

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from kalman_attention import published
 from kalman_attention._files import sha256
+from kalman_attention._tables import Table, percent
 from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, notes
-from kalman_attention.recipes.table import Table, percent
 from kalman_attention.series import NILE, NILE_YEARS, OU, Component, Cycle, Level, StateSpace, Trend
 
 Array = NDArray[np.float64]

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kalman_attention._files import sha256, write_atomically
+from kalman_attention._tables import Table
 from kalman_attention.data.build import BuildOptions, build
 from kalman_attention.data.shards import INDEX, VALIDATION, ShardedTokens
 from kalman_attention.data.sources import Corpus
@@ -33,7 +34,6 @@ from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, notes
 from kalman_attention.recipes.pretrain import PretrainRecipe, recipe
 from kalman_attention.recipes.pretrain_run import pretrain
-from kalman_attention.recipes.table import Table
 from kalman_attention.train.optim import Rates
 
 SCORES = (

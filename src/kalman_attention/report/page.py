@@ -13,9 +13,9 @@ from typing import Literal, NamedTuple
 
 from kalman_attention._files import write_atomically
 from kalman_attention._reading import read_bytes
+from kalman_attention._tables import Table
 from kalman_attention.published import in_print
 from kalman_attention.recipes.machine import about
-from kalman_attention.recipes.table import Table
 from kalman_attention.report.charts import Chart, proper_name
 
 TEMPLATES = Path(__file__).parent / "templates"

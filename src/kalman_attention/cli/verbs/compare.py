@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 from kalman_attention._files import write_atomically
 from kalman_attention._progress import Progress
 from kalman_attention._reading import read_json
+from kalman_attention._tables import Table, render
 from kalman_attention.cli import numbers
 from kalman_attention.cli.paths import out_folder
-from kalman_attention.cli.table import render
 from kalman_attention.cli.verbs.eval import harness_module
 from kalman_attention.evaluation.benchmarks import checksum
 from kalman_attention.recipes.machine import about
-from kalman_attention.recipes.table import Table
 from kalman_attention.report.language import quality_table, zero_shot_table
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ def _zero_shot(args: argparse.Namespace, found: "FinishedRun") -> dict[str, Any]
 
 def _speed(args: argparse.Namespace, opened: dict[str, "FinishedRun"]) -> dict[str, float]:
     """Tokens per second of training, taken in turns so that all see the same machine."""
-    from kalman_attention.cli.bench.measure import fastest
+    from kalman_attention.benchmarks.measure import fastest
     from kalman_attention.recipes.comparison import training_passes
 
     least = fastest(training_passes(opened), seconds=args.seconds, most=1_000)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from kalman_attention import published
 from kalman_attention._progress import Progress
+from kalman_attention._tables import render
 from kalman_attention.cli import numbers
 from kalman_attention.cli.parser import add_device, add_dtype, add_engine
 from kalman_attention.cli.paths import RUNS, out_file
-from kalman_attention.cli.table import render
 from kalman_attention.evaluation.benchmarks import BENCHMARKS
 from kalman_attention.report.language import zero_shot_table
 

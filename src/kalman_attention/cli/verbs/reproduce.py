@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kalman_attention._tables import markdown, print_table
 from kalman_attention.cli import numbers
 from kalman_attention.cli.parser import listing
 from kalman_attention.cli.paths import check_folder
-from kalman_attention.cli.table import print_table
 from kalman_attention.recipes.cell import Cell, Results
 from kalman_attention.recipes.experiment import SCALES, Experiment, Scale
 from kalman_attention.recipes.registry import EXPERIMENTS, load_experiment
-from kalman_attention.recipes.table import markdown
 
 FIGURES = {
     "scaling": "time of the engines over sequence length, on this machine",
@@ -125,8 +124,7 @@ def _look(name: str, results: Results, scale: Scale) -> list[Path]:
 
 def _scaling(results: Results, scale: Scale) -> list[Path]:
     """Time over sequence length, one line per implementation (``fig:scaling``)."""
-    from kalman_attention.cli.bench import scan
-    from kalman_attention.cli.verbs.bench import LENGTHS
+    from kalman_attention.benchmarks import LENGTHS, scan
 
     folder = results.folder("scaling")
     lengths = [128, 256] if scale == "smoke" else LENGTHS

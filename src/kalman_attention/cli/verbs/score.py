@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kalman_attention._files import write_atomically
 from kalman_attention._progress import Progress
+from kalman_attention._tables import render
 from kalman_attention.cli import numbers
 from kalman_attention.cli.parser import add_device, add_dtype, add_engine
 from kalman_attention.cli.paths import out_folder
-from kalman_attention.cli.table import render
 from kalman_attention.cli.verbs.eval import read_texts
 
 if TYPE_CHECKING:

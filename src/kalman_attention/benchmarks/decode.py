@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from kalman_attention import KLAConfig, LanguageModel, LanguageModelConfig
-from kalman_attention.cli.bench.layer import settings
-from kalman_attention.cli.bench.measure import fastest, save_results
-from kalman_attention.cli.table import render
+from kalman_attention._tables import render
+from kalman_attention.benchmarks.layer import settings
+from kalman_attention.benchmarks.measure import fastest, save_results
 
 _PREFILL = 1024  # tokens per chunk of the prompt
 _VOCABULARY = 1024

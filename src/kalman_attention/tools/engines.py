@@ -11,10 +11,9 @@ from pathlib import Path
 import torch
 
 from kalman_attention import __version__
-from kalman_attention.cli.table import render
+from kalman_attention._tables import markdown_rows, render
 from kalman_attention.ops.cpu import library
 from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
-from kalman_attention.recipes.table import markdown_rows
 from kalman_attention.tools.resources import KernelResources
 from kalman_attention.tools.selfcheck import Case, errors, make_call, misses, run_call
 

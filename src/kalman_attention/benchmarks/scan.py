@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from kalman_attention import KLAState, kla_scan, kla_smooth, kla_step
-from kalman_attention.cli.bench.measure import (
+from kalman_attention._tables import render
+from kalman_attention.benchmarks import BATCH, CHANNELS, LENGTHS, SLOTS
+from kalman_attention.benchmarks.measure import (
     CPU,
     Shape,
     available_memory,
@@ -21,8 +23,6 @@ from kalman_attention.cli.bench.measure import (
     save_results,
     scan_pass,
 )
-from kalman_attention.cli.table import render
-from kalman_attention.cli.verbs.bench import BATCH, CHANNELS, LENGTHS, SLOTS
 from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
 from kalman_attention.recipes.machine import keep_memory
 from kalman_attention.tools.selfcheck import Case, errors, make_call, misses, run_call

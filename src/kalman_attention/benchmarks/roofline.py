@@ -3,9 +3,8 @@
 import argparse
 from collections.abc import Iterator
 
-from kalman_attention.cli.table import render
+from kalman_attention._tables import markdown_rows, render
 from kalman_attention.ops.triton.schedule import BACKWARD_LANES, FORWARD_LANES
-from kalman_attention.recipes.table import markdown_rows
 from kalman_attention.tools.roofline import (
     DEVICES,
     Device,

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from kalman_attention.cli import engines as engine_checks
-from kalman_attention.cli.bench import roofline, scan
-from kalman_attention.cli.bench.measure import Shape, save_results
-from kalman_attention.cli.verbs.check import ARCHITECTURES
+from kalman_attention._tables import markdown_rows
+from kalman_attention.benchmarks import roofline, scan
+from kalman_attention.benchmarks.measure import Shape, save_results
 from kalman_attention.ops.engines import ENGINES, REFERENCE
-from kalman_attention.recipes.table import markdown_rows
+from kalman_attention.tools import ARCHITECTURES
+from kalman_attention.tools import engines as engine_checks
 
 COMPARED = (REFERENCE, "associative")
 """What the GPU engines are compared with: the recurrence, and the parallel scan in torch."""

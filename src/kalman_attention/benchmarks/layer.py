@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention import KLA, Attention, AttentionConfig, KLAConfig
-from kalman_attention.cli.bench.measure import fastest, layer_pass, save_results
-from kalman_attention.cli.table import render
+from kalman_attention._tables import render
+from kalman_attention.benchmarks.measure import fastest, layer_pass, save_results
 
 _TOO_LONG = 30.0  # seconds per call: a side that is expected to take longer is left out
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from kalman_attention._tables import render
 from kalman_attention._text import unknown
-from kalman_attention.cli.bench.layer import settings, transformers_mamba
-from kalman_attention.cli.bench.measure import available_memory, fastest, layer_pass, save_results
-from kalman_attention.cli.table import render
+from kalman_attention.benchmarks.layer import settings, transformers_mamba
+from kalman_attention.benchmarks.measure import available_memory, fastest, layer_pass, save_results
 from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.sizes import mixer_size
 
