@@ -30,7 +30,7 @@ def compared(model="kla-micro", bits=2.0):
         "recipe": {},
         "validation": {"bits_per_byte": bits},
         "curve": [
-            {"tokens": 1e6 * t, "bits_per_byte": bits + 1 / t} for t in range(1, 11)
+            {"tokens": 1_000_000 * t, "bits_per_byte": bits + 1 / t} for t in range(1, 11)
         ],
     }  # fmt: skip
 
@@ -118,7 +118,16 @@ def test_what_compare_wrote(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"summary": {}}, {"validation": {"bits_per_byte": "low"}}, {"curve": 3}]
+    "change",
+    [
+        {"summary": {}},
+        {"validation": {"bits_per_byte": "low"}},
+        {"curve": 3},
+        {"curve": [{"tokens": "many"}]},
+        {"zero_shot": 3},
+        {"zero_shot": {"tasks": []}},
+        {"zero_shot": {"tasks": {"piqa": {"acc": "high", "items": 1}}}},
+    ],
 )
 def test_damaged_comparisons_are_refused(tmp_path, change):
     write(tmp_path / "kla.json", compared() | change)
@@ -135,6 +144,7 @@ def run(folder, *, finished):
         {"kind": "eval", "step": 2, "loss": 4.0, "bits_per_byte": 3.5, "seconds": 2.0},
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in records))
+    (folder / "list.json").write_text("[]")  # what else is in a run is not looked at
     if finished:
         write(folder / "summary.json", {"model": "kla-nano", "parameters": 3, "tokens": 256})
 
