@@ -13,6 +13,7 @@ from kalman_attention.report.page import Section, check_inside
 
 _COMPARED = {"summary", "recipe", "validation", "curve"}
 _SPEED = "speed.json"
+_CALIBRATION = {"ece": "ECE", "aurc": "AURC"}
 _HIDDEN = 0.1  # of the tokens, at the beginning, where all curves fall steeply
 
 
@@ -23,18 +24,21 @@ def quality_table(results: Mapping[str, Mapping[str, Any]], speed: Mapping[str, 
         results: name to what ``kla compare`` wrote about a run.
         speed: name to tokens per second; empty if it was not measured.
     """
+    known = [found["calibration"] for found in results.values() if "calibration" in found]
+    sure = _CALIBRATION if known else {}
     rows = [
         [
             found["summary"]["model"],
             f"{found['summary']['parameters']:,}",
             f"{found['summary']['tokens']:,}",
             f"{found['validation']['bits_per_byte']:.4f}",
+            *(f"{found['calibration'][k]:.4f}" if "calibration" in found else "-" for k in sure),
             f"{speed[name]:,.0f}" if name in speed else "-",
         ]
         for name, found in results.items()
     ]
-    header = ["model", "parameters", "tokens", "validation bits per byte", "tokens/s in training"]
-    return Table("Bits per byte and speed", header, rows)
+    header = ["model", "parameters", "tokens", "validation bits per byte", *sure.values()]
+    return Table("Bits per byte and speed", [*header, "tokens/s in training"], rows)
 
 
 def zero_shot_table(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
@@ -96,6 +100,8 @@ def _check(found: dict[str, Any], where: str) -> None:
         ("validation", "bits_per_byte", float),
         ("zero_shot", "tasks", dict[str, dict[str, Any]]),
     ]
+    if "calibration" in found:
+        needed += [("calibration", name, float) for name in _CALIBRATION]
     for part, name, kind in needed:
         inner = checked(dict[str, Any], found[part], part, where)
         checked(kind, inner.get(name), f"{part}.{name}", where)
