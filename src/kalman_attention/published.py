@@ -4,6 +4,7 @@ Sources are labels of the paper's LaTeX. Accuracies in percent, means of five se
 exist only as pictures (MQAR, A5, OU over depth) are not here: no number is read off a plot.
 """
 
+import re
 from typing import Any, TypeAlias
 
 ModelRow: TypeAlias = tuple[str, str, int, int, dict[str, Any]]
@@ -174,6 +175,4 @@ WHERE = {
 
 def in_print(text: str) -> str:
     """A text with the labels of the paper's LaTeX replaced by what the printed paper calls them."""
-    for label, words in WHERE.items():
-        text = text.replace(label, words)
-    return text
+    return re.sub(r"\b(Th|fig|sec|tab):[\w-]+", lambda found: WHERE.get(found[0], found[0]), text)

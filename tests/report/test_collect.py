@@ -30,7 +30,7 @@ def compared(model="kla-micro", bits=2.0):
         "recipe": {},
         "validation": {"bits_per_byte": bits},
         "curve": [
-            {"tokens": 1e6 * t, "bits_per_byte": bits + 1 / t} for t in range(1, 11)
+            {"tokens": 1_000_000 * t, "bits_per_byte": bits + 1 / t} for t in range(1, 11)
         ],
     }  # fmt: skip
 
@@ -127,7 +127,17 @@ def test_what_compare_wrote(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"summary": {}}, {"validation": {"bits_per_byte": "low"}}, {"curve": 3}]
+    "change",
+    [
+        {"summary": {}},
+        {"validation": {"bits_per_byte": "low"}},
+        {"curve": 3},
+        {"curve": [{"tokens": "many"}]},
+        {"calibration": {"ece": None, "aurc": 0.1}},
+        {"zero_shot": 3},
+        {"zero_shot": {"tasks": []}},
+        {"zero_shot": {"tasks": {"piqa": {"acc": "high", "items": 1}}}},
+    ],
 )
 def test_damaged_comparisons_are_refused(tmp_path, change):
     write(tmp_path / "kla.json", compared() | change)
@@ -144,6 +154,7 @@ def run(folder, *, finished):
         {"kind": "eval", "step": 2, "loss": 4.0, "bits_per_byte": 3.5, "seconds": 2.0},
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in records))
+    (folder / "list.json").write_text("[]")  # what else is in a run is not looked at
     if finished:
         write(folder / "summary.json", {"model": "kla-nano", "parameters": 3, "tokens": 256})
 
@@ -234,5 +245,19 @@ def test_half_an_experiment_says_so(tmp_path):
     assert f'class="part">1 of {section.done[1]} runs' in page
 
 
-def test_a_run_without_speed_has_a_dash():
+def test_what_was_not_measured_has_a_dash():
     assert quality_table({"a": compared()}, {}).rows[0][-1] == "-"
+    sure = compared() | {"calibration": {"ece": 0.0123, "aurc": 0.5}}
+    table = quality_table({"a": sure, "b": compared()}, {})
+    assert table.header[-3:] == ["ECE", "AURC", "tokens/s in training"]
+    assert [row[-3:] for row in table.rows] == [["0.0123", "0.5000", "-"], ["-", "-", "-"]]
+
+
+def test_figures_of_an_experiment_that_are_not_drawn_from_numbers(tmp_path):
+    results, cell = Results(tmp_path, "smoke"), mad.cells("smoke")[0]
+    results.save(cell, {"metrics": {"accuracy": 0.5, "token_accuracy": 0.5}})
+    for name in ("learning_curves", "noisy_recall"):
+        (tmp_path / "mad-smoke" / f"{name}.svg").write_text("<svg/>")
+    (section,) = collect(tmp_path)
+    assert [caption for _, caption in section.images] == ["Noisy recall."]
+    assert section.charts == []

@@ -47,6 +47,9 @@ _PICTURES = {
     ),
 }
 
+_DRAWN = ("learning_curves", "accuracy_over_length", "fewest_blocks")
+"""Files of experiments that the page draws itself, from the numbers."""
+
 
 def read_verdicts(root: Path) -> list[Verdict]:
     """The verdicts of a folder of results; none if it has no such file."""
@@ -101,6 +104,7 @@ def _experiment(experiment: Experiment, scale: Scale, results: Results) -> Itera
         done=(len(there), len(cells)),
         tables=tables,
         charts=charts,
+        images=[x for x in _images(results, experiment.name) if x[0].stem not in _DRAWN],
     )
 
 
@@ -116,9 +120,7 @@ def _sentence(text: str) -> str:
 
 def _pictures(name: str, scale: Scale, results: Results) -> Iterator[Section]:
     title, source, text = _PICTURES[name]
-    images = sorted(results.folder(name).glob("*.svg"))
-    for path in images:
-        check_inside(path, results.root)
+    images = _images(results, name)
     if images:
         yield Section(
             name=name,
@@ -127,8 +129,16 @@ def _pictures(name: str, scale: Scale, results: Results) -> Iterator[Section]:
             scale=scale,
             command=f"kla reproduce {name} --scale {scale}",
             text=text,
-            images=[(path, f"{_sentence(words(path.stem))}.") for path in images],
+            images=images,
         )
+
+
+def _images(results: Results, name: str) -> list[tuple[Path, str]]:
+    """Figures in the folder of an experiment, with captions."""
+    paths = sorted(results.folder(name).glob("*.svg"))
+    for path in paths:
+        check_inside(path, results.root)
+    return [(path, f"{_sentence(words(path.stem))}.") for path in paths]
 
 
 def _scaling(scale: Scale, results: Results) -> Iterator[Section]:

@@ -40,7 +40,7 @@ def learning_curves(experiment: Experiment, results: Sequence[Mapping[str, Any]]
         panel, *rest = rest or [""]
         points = [
             (float(p["step"]), float(p[experiment.metric]))
-            for p in result["curve"] or ()
+            for p in result.get("curve") or ()
             if p.get(experiment.metric) is not None
         ]
         if points:

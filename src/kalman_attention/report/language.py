@@ -12,8 +12,8 @@ from kalman_attention.report.charts import Axis, Chart, Line, Panel, Point
 from kalman_attention.report.page import Section, check_inside
 
 _COMPARED = {"summary", "recipe", "validation", "curve"}
-_SURE = ("ece", "aurc")
 _SPEED = "speed.json"
+_CALIBRATION = {"ece": "ECE", "aurc": "AURC"}
 _HIDDEN = 0.1  # of the tokens, at the beginning, where all curves fall steeply
 
 
@@ -24,18 +24,20 @@ def quality_table(results: Mapping[str, Mapping[str, Any]], speed: Mapping[str, 
         results: name to what ``kla compare`` wrote about a run.
         speed: name to tokens per second; empty if it was not measured.
     """
+    known = [found["calibration"] for found in results.values() if "calibration" in found]
+    sure = _CALIBRATION if known else {}
     rows = [
         [
             found["summary"]["model"],
             f"{found['summary']['parameters']:,}",
             f"{found['summary']['tokens']:,}",
             f"{found['validation']['bits_per_byte']:.4f}",
-            *(f"{found['calibration'][k]:.4f}" if "calibration" in found else "-" for k in _SURE),
+            *(f"{found['calibration'][k]:.4f}" if "calibration" in found else "-" for k in sure),
             f"{speed[name]:,.0f}" if name in speed else "-",
         ]
         for name, found in results.items()
     ]
-    header = ["model", "parameters", "tokens", "validation bits per byte", "ECE", "AURC"]
+    header = ["model", "parameters", "tokens", "validation bits per byte", *sure.values()]
     return Table("Bits per byte and speed", [*header, "tokens/s in training"], rows)
 
 
@@ -66,38 +68,52 @@ def _scores(scores: list[float]) -> list[str]:
 def language_models(root: Path) -> Iterator[Section]:
     """Sections of everything about language models in a folder and in those directly in it."""
     folders = [root, *sorted(path for path in root.iterdir() if path.is_dir())]
+    runs = {folder: found for folder in folders if (found := _read_run(folder, root))}
     for folder in folders:
-        results = _read_compared(folder, root)
+        results = {} if folder in runs else _read_compared(folder, root)
         if results:
             yield _compared(folder, root, results)
-    runs = {folder.name: found for folder in folders if (found := _read_run(folder, root))}
     if runs:
-        yield _pretrained(runs)
+        yield _pretrained({folder.name: run for folder, run in runs.items()})
 
 
 def _read_compared(folder: Path, root: Path) -> dict[str, dict[str, Any]]:
-    """Name to result of every file of ``kla compare``."""
+    """Name to result of every file of ``kla compare``, the best first."""
     results = {}
     for path in sorted(folder.glob("*.json")):
         check_inside(path, root)
         found = read_json(path)
         if set(found) >= _COMPARED:
-            results[path.stem] = _checked(found, str(path))
+            _check(found, str(path))
+            results[path.stem] = found
     return dict(sorted(results.items(), key=lambda x: x[1]["validation"]["bits_per_byte"]))
 
 
-def _checked(found: dict[str, Any], where: str) -> dict[str, Any]:
-    for part, name, kind in (
+def _check(found: dict[str, Any], where: str) -> None:
+    """Refuse a result that lacks what is shown of it."""
+    checked(dict[str, Any], found.setdefault("zero_shot", {}), "zero_shot", where)
+    tasks = found["zero_shot"].setdefault("tasks", {})
+    needed: list[tuple[str, str, Any]] = [
         ("summary", "model", str),
         ("summary", "parameters", int),
         ("summary", "tokens", int),
         ("validation", "bits_per_byte", float),
-    ):
+        ("zero_shot", "tasks", dict[str, dict[str, Any]]),
+    ]
+    if "calibration" in found:
+        needed += [("calibration", name, float) for name in _CALIBRATION]
+    for part, name, kind in needed:
         inner = checked(dict[str, Any], found[part], part, where)
         checked(kind, inner.get(name), f"{part}.{name}", where)
-    checked(list[dict[str, float]], found["curve"], "curve", where)
-    checked(dict[str, Any], found.get("zero_shot", {}), "zero_shot", where)
-    return found
+    for name, benchmark in BENCHMARKS.items():
+        if name in tasks:
+            told = f"zero_shot.tasks.{name}"
+            checked(float, tasks[name].get(benchmark.metric), f"{told}.{benchmark.metric}", where)
+            checked(int, tasks[name].get("items"), f"{told}.items", where)
+    points = checked(list[dict[str, Any]], found["curve"], "curve", where)
+    for i, point in enumerate(points):
+        checked(int, point.get("tokens"), f"curve[{i}].tokens", where)
+        checked(float | None, point.get("bits_per_byte"), f"curve[{i}].bits_per_byte", where)
 
 
 def _compared(folder: Path, root: Path, results: dict[str, dict[str, Any]]) -> Section:
@@ -109,18 +125,22 @@ def _compared(folder: Path, root: Path, results: dict[str, dict[str, Any]]) -> S
     scored = {
         found["summary"]["model"]: found["zero_shot"]["tasks"]
         for found in results.values()
-        if set(found.get("zero_shot", {}).get("tasks", {})) >= set(BENCHMARKS)
+        if set(found["zero_shot"]["tasks"]) >= set(BENCHMARKS)
     }
     if scored:
-        items = next(iter(next(iter(scored.values())).values())).get("items")
+        items = max(tasks[name]["items"] for tasks in scored.values() for name in BENCHMARKS)
         note = (
-            f"{items} items of each task: a standard error is about {_points(items)} points. "
-            "Guessing gives 0, 25, 50, 25, 25, 50, 25 and 50. The paper's models have 45 M and "
-            "180 M parameters."
+            f"{items} items of each task at most: standard errors are about {_points(items)} "
+            "points. Guessing gives 0, 25, 50, 25, 25, 50, 25 and 50. The paper's models have 45 M "
+            "and 180 M parameters."
         )
         tables.append(zero_shot_table(scored)._replace(notes=[note]))
     curves = {
-        name: [(point["tokens"], point["bits_per_byte"]) for point in found["curve"]]
+        name: [
+            (point["tokens"], point["bits_per_byte"])
+            for point in found["curve"]
+            if point["bits_per_byte"] is not None
+        ]
         for name, found in results.items()
     }
     named = "" if folder in (root, root / "pretraining") else f": {folder.name}"
