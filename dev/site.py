@@ -66,7 +66,7 @@ def rewrite(text: str, source: str, target: str) -> str:
 def contents(path: str) -> str:
     """The page of a file or folder that is no page by itself."""
     found = ROOT / path
-    head = f"---\nsearch:\n  exclude: true\n---\n\n"  # its words are not about the subject
+    head = "---\nsearch:\n  exclude: true\n---\n\n"  # its words are not about the subject
     if found.suffix == ".md":
         return found.read_text() if path in RENAMED else head + found.read_text()
     if found.is_dir():

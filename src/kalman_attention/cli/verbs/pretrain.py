@@ -70,7 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start from the weights of this run or model folder, with a new optimizer and "
         "schedule (default: random weights)",
     )
-    parser.add_argument("--dry-run", action="store_true", help="print size, rates, work and memory, and stop")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print size, rates, work and memory, and stop"
+    )
     add_device(parser)
     add_engine(parser)
     parser.add_argument(
