@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import kalman_attention
 from kalman_attention.cli.main import main, parse
 from tests.data.small import text
 from tests.docs.markdown import PAGES, ROOT, anchors, blocks, commands, links, name_of
@@ -107,3 +108,12 @@ def test_commands_of_guides_run(
         words = shlex.split(line)[1:]
         monkeypatch.setattr(sys, "argv", ["kla", *words])
         assert main([*words, *SMOKE.get(words[0], "").split()]) == 0, line
+
+
+def test_the_citations_agree() -> None:
+    page, file = ((ROOT / name).read_text() for name in ("docs/cite.md", "CITATION.cff"))
+    assert f"version = {{{kalman_attention.__version__}}}" in page
+    software, paper = re.findall(r'title: "(.+)"', file)
+    assert f"{{{software}}}" in page
+    assert f"{{{paper}}}" in page
+    assert all("2602.10743" in text for text in (page, file))
