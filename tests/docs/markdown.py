@@ -36,7 +36,8 @@ def code(cell: str) -> list[str]:
 
 def blocks(text: str, language: str = "") -> list[str]:
     """The fenced blocks of a language; those of none are commands and what they print."""
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [body for name, body in found if name == language]
 
 
 def commands(text: str) -> list[str]:

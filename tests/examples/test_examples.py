@@ -16,6 +16,8 @@ CASES = {
     "series.py": (["--out", "{tmp}"], "series.png"),
     "train_toy_recall.py": (["--steps", "5", "--folder", "{tmp}"], "best accuracy"),
     "hybrid.py": (["--steps", "5"], "attention + kla"),
+    "replace_attention.py": (["--steps", "3"], "KiB of state after 4,096 tokens"),
+    "track_states.py": (["--steps", "5"], "length 256  whole sequences right"),
     "uncertainty.py": (["--steps", "10", "--plots", "{tmp}"], "epistemic"),
     "compile.py": (["--backend", "aot_eager"], "compiled and eager differ by"),
 }
