@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-triton test-hf-newest lint format bench fuzz gpu-compile gpu-report \
+.PHONY: help demo test test-triton test-hf-newest lint format docs bench fuzz gpu-compile gpu-report \
 	sanitize emulate-avx512 test-cuda sanitize-cuda clean
 
 help:            ## show this list
@@ -27,7 +27,7 @@ PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 # xlstm asks for CUDA kernels that its mLSTM, to which ours is compared, does not need.
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[bench,dev,eval,finetune,int8,onnx,plot,triton,wandb]'
+	$(PIP) -e '.[bench,dev,docs,eval,finetune,int8,onnx,plot,report,score,series,triton,wandb]'
 	$(PIP) --no-deps xlstm
 	@touch $@
 
@@ -68,6 +68,10 @@ lint: $(STAMP)   ## formatter, linter, type checker
 format: $(STAMP) ## rewrite the code in house style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The variable silences a notice: the theme ends in May 2027, and its successor reads mkdocs.yml too.
+docs: $(STAMP)   ## build the documentation site into build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(STAMP)  ## speed of the engines on this machine
 	$(BIN)/kla bench scan

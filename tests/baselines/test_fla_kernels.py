@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kalman_attention.baselines import common, gated_deltanet, gla
-from kalman_attention.cli.bench.mixers import hidden
+from kalman_attention.benchmarks.mixers import hidden
 
 
 def test_shut_on_cpu(monkeypatch):

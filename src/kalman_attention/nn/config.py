@@ -24,6 +24,10 @@ class KLAConfig:
             ``shared_slots`` before the token is seen; 0 turns nothing. One is enough for parity,
             two rotate in a plane, and as many as the block has slots reach every orthogonal
             matrix. See docs/state_tracking.md, and ``KLAConfig.tracking`` for starts that learn it.
+        frequencies: lowest and highest initial angular velocity, in rad per unit of ``dt``, at
+            which blocks of two slots turn while time passes; they are learned, and start evenly
+            spread in their logarithm. The latent is then a damped oscillator pushed by noise, seen
+            at any time stamps. None turns nothing with time.
         conv_kernel: taps of the causal convolution; None for no convolution.
         value: source of the filter's value: ``"stream"``, the convolved stream itself (the form
             whose parameter counts match the paper's language models), or ``"project"``, a
@@ -47,7 +51,7 @@ class KLAConfig:
         diffusion: initial p, which enters squared. The default makes the unit Gaussian the
             stationary distribution for a decay rate of 1, p^2 = 2 a; 0.1 would be the noise of the
             authors' released code, which does not square its 0.01. More noise with less decay
-            learned copying faster (docs/log.md).
+            learned copying faster (dev/experiments.md).
         decay_rate: initial a, or (low, high) to spread it evenly over the slots, or over the blocks
             of ``shared_slots``.
         step_rank: None learns one step size per slot and channel. A number lets every token choose
@@ -56,13 +60,15 @@ class KLAConfig:
         dt_min: smallest initial step size; initial values are log-uniform.
         dt_max: largest initial step size. With a decay rate of 1 the shortest initial memory is
             100 tokens: forgetting is left to the evidence.
+        smooth: read the belief given all tokens, including later ones: an exact bidirectional
+            layer. It takes whole sequences only and cannot be part of a language model.
         readout_norm: divide the read-out by its root mean square over the channels, before skip
             and gate.
         gate_bias: initial bias of the gate, which is then learned; None for no bias.
         skip: initial weight of the skip from the convolved stream to the read-out, or None for no
             skip.
-        engine: which implementation of the scan computes, as for ``kla_scan``; None means
-            ``"auto"``. No property of what was learned: it may be changed at any time.
+        engine: implementation of the scan, as for ``kla_scan``; None means ``"auto"``. It is not a
+            property of the weights and may be changed at any time.
     """
 
     d_model: int
@@ -70,6 +76,7 @@ class KLAConfig:
     d_inner: int | None = None
     shared_slots: int = 1
     num_reflections: int = 0
+    frequencies: tuple[float, float] | None = None
     conv_kernel: int | None = 4
     value: Literal["stream", "project"] = "stream"
     precision_rank: int | None = None
@@ -87,6 +94,7 @@ class KLAConfig:
     step_rank: int | None = None
     dt_min: float = 1e-3
     dt_max: float = 1e-2
+    smooth: bool = False
     readout_norm: bool = False
     gate_bias: float | None = None
     skip: float | None = 1.0
@@ -119,6 +127,13 @@ class KLAConfig:
                 "num_reflections turn blocks of shared_slots: at least 0, and with shared_slots of "
                 f"2 or more, got {self.num_reflections} and {self.shared_slots}. A single slot "
                 "would change its sign at every token, whatever the token."
+            )
+        if self.frequencies is not None and (
+            self.shared_slots != 2 or not 0.0 < self.frequencies[0] <= self.frequencies[1]
+        ):
+            raise ValueError(
+                "frequencies are those of blocks of two slots, 0 < lowest <= highest: set "
+                f"shared_slots=2; got {self.frequencies} with shared_slots={self.shared_slots}."
             )
         _check_words(self)
         _check_starts(self)

@@ -102,6 +102,7 @@ def _is_served(layer: "KLA", x: Tensor) -> bool:
         config.precision_rank is None
         and config.step_rank is None
         and config.num_reflections == 0
+        and config.frequencies is None
         and layer.context is None
         and x.dim() == 2
         and x.shape[1] == config.d_model

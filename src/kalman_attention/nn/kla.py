@@ -7,6 +7,7 @@
     u -> value, precision, key, query     what the token says, and what it asks
     u -> step                             how much time it takes, if tokens choose (step_rank)
     u -> reflections                      how it turns the latent (num_reflections)
+    dt -> turns                           how time turns the latent (frequencies)
     y = kla_scan(...)                     posterior mean (and variance) of the read-out
     out_proj((y + skip u) SiLU(gate))     -> [B, T, d_model]
 
@@ -15,7 +16,7 @@ be put in between, which is how the marginal likelihood (KLA+) is estimated.
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +30,13 @@ from kalman_attention.nn.float32 import at_least_float32
 from kalman_attention.nn.links import inverse_precision, value_precision
 from kalman_attention.nn.mixer import Bias, LayerOutput, Mixer, Skip
 from kalman_attention.nn.norms import RMSNorm, l2_norm
-from kalman_attention.nn.prior import LatentPrior, TokenSteps
+from kalman_attention.nn.prior import LatentPrior, TimeTurns, TokenSteps
 from kalman_attention.nn.readout import Evidence, Readout
 from kalman_attention.nn.short_conv import ShortConv
 from kalman_attention.ops.contract import ScanOutput
 from kalman_attention.ops.frames import into_frames, turn_belief
 from kalman_attention.ops.kla_scan import kla_scan, kla_step
+from kalman_attention.ops.smooth import kla_smooth
 
 
 class LayerState(NamedTuple):
@@ -120,6 +122,7 @@ class KLA(Mixer):
         if config.step_rank is not None:
             self.step_up = nn.Linear(config.step_rank, D, bias=False)
             self.steps = TokenSteps(config, self.prior.unit)
+        self.turns = None if config.frequencies is None else TimeTurns(config)
         self.readout_norm = RMSNorm(D) if config.readout_norm else None
         self.out_proj = nn.Linear(D, d_model, bias=False)
 
@@ -137,6 +140,7 @@ class KLA(Mixer):
         cu_seqlens: Tensor | None = None,
         *,
         dt: Tensor | None = None,
+        seen: Mask | None = None,
     ) -> Tensor:
         """Mix whole sequences; see ``Mixer``.
 
@@ -146,11 +150,13 @@ class KLA(Mixer):
             cu_seqlens: document boundaries in one packed row (B = 1), ``[n + 1]`` int.
             dt: time that passes before each token, ``[B, T]``, at least 0, where 1 is the step
                 that the layer takes without it; differences of time stamps, for example.
+            seen: ``[B, T]`` bool, False for tokens that only ask: time passes and the belief is
+                read, but they bring no evidence. All tokens bring evidence without it.
 
         Returns:
             ``[B, T, d_model]``.
         """
-        return self.mix(x, None, mask, cu_seqlens, dt=dt).y
+        return self.mix(x, None, mask, cu_seqlens, dt=dt, seen=seen).y
 
     def mix(
         self,
@@ -160,15 +166,18 @@ class KLA(Mixer):
         cu_seqlens: Tensor | None = None,
         *,
         dt: Tensor | None = None,
-        return_variance: bool = False,
+        seen: Mask | None = None,
+        return_variance: bool | Literal["output"] = False,
     ) -> LayerOutput:
         """Mix a piece of sequences, continuing from ``state`` or from the prior; see ``Mixer``.
 
-        ``dt`` as for ``forward``.
+        ``dt`` and ``seen`` as for ``forward``. ``return_variance="output"`` returns the variance of
+        the output itself, ``[B, T, d_model]``, instead of that of the read-out; see
+        ``write_variance``.
         """
         self._check(x, mask, cu_seqlens)
-        found = self.read(x, state, mask, cu_seqlens, dt=dt, return_variance=return_variance)
-        return self._through(found)
+        options: dict[str, Any] = {"dt": dt, "seen": seen, "return_variance": bool(return_variance)}
+        return self._through(self.read(x, state, mask, cu_seqlens, **options), return_variance)
 
     def step(
         self,
@@ -177,15 +186,17 @@ class KLA(Mixer):
         *,
         mask: Mask | None = None,
         dt: Tensor | None = None,
-        return_variance: bool = False,
+        seen: Mask | None = None,
+        return_variance: bool | Literal["output"] = False,
     ) -> LayerOutput:
-        """One token ``[B, d_model]`` (mask, dt ``[B]``); equal to ``mix`` on sequences of one."""
+        """One token ``[B, d_model]`` (others ``[B]``); equal to ``mix`` on sequences of one."""
         self._check(x, mask, axes=2)
-        if dt is None and not return_variance:
+        if dt is None and seen is None and not return_variance:
             found = self.decode(x, state, mask)
             if found is not None:
                 return found
-        return self._through(self.read(x, state, mask, dt=dt, return_variance=return_variance))
+        options: dict[str, Any] = {"dt": dt, "seen": seen, "return_variance": bool(return_variance)}
+        return self._through(self.read(x, state, mask, **options), return_variance)
 
     def decode(
         self, x: Tensor, state: LayerState, mask: Mask | None = None, norm: RMSNorm | None = None
@@ -212,6 +223,7 @@ class KLA(Mixer):
         cu_seqlens: Tensor | None = None,
         *,
         dt: Tensor | None = None,
+        seen: Mask | None = None,
         return_variance: bool = False,
     ) -> Readout:
         """Everything up to the posterior of the read-out; arguments as for ``mix``.
@@ -219,6 +231,11 @@ class KLA(Mixer):
         Also accepts one token ``[B, d_model]``, with mask ``[B]`` and a state, which is faster than
         a sequence of one, because the discretised dynamics are cached.
         """
+        if self.config.smooth and (state is not None or x.dim() == 2):
+            raise ValueError(
+                "a layer that smooths reads every token given those after it: it takes whole "
+                "sequences, without a state. smooth=False goes on from a state."
+            )
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)  # padding may hold anything, even NaN
         stream, gate = project(self.in_proj, x).chunk(2, -1)  # [B, T, D] each
@@ -228,6 +245,13 @@ class KLA(Mixer):
         u, window = self._convolve(stream, window, mask, cu_seqlens)
         u = nn.functional.silu(u)
         evidence = self.evidence(u, dt)
+        if seen is not None:
+            if seen.dtype != torch.bool or seen.shape != x.shape[:-1]:
+                raise ValueError(
+                    f"seen is {seen.dtype} {list(seen.shape)} but must be bool "
+                    f"{list(x.shape[:-1])}: True for tokens that bring evidence."
+                )
+            evidence = evidence._replace(lam_v=evidence.lam_v * seen.unsqueeze(-1))
         filtered = self._step if x.dim() == 2 else self._scan
         y, y_var, belief = filtered(evidence, belief, mask, cu_seqlens, return_variance)
         return Readout(y, y_var, (u, gate), evidence, LayerState(window, belief))
@@ -250,14 +274,24 @@ class KLA(Mixer):
         if config.qk_norm:
             key_query = l2_norm(key_query)
         k, q = key_query.unbind(-2)
+        u_h = self._turns(turn, dt)
         if self.step_up is not None and self.steps is not None:
             chosen = self.steps(project(self.step_up, step))
             dt = chosen if dt is None else chosen * dt.unsqueeze(-1)
-        u_h = None
+        return Evidence(q, k, u if config.value == "stream" else value, lam_v, dt, u_h)
+
+    def _turns(self, turn: Tensor, dt: Tensor | None) -> Tensor | None:
+        """Reflections ``[..., n_h, G, m]`` before every token: by time, then by the token."""
+        config, found = self.config, []
+        if self.turns is not None:
+            found.append(self.turns(turn.new_ones(turn.shape[:-1]) if dt is None else dt))
         if config.num_reflections:
             shape = (config.num_reflections, config.blocks, config.shared_slots)
-            u_h = torch.unflatten(turn, -1, shape)
-        return Evidence(q, k, u if config.value == "stream" else value, lam_v, dt, u_h)
+            found.append(torch.unflatten(turn, -1, shape))
+        if len(found) < 2:
+            return found[0] if found else None
+        by_time, by_token = found
+        return torch.cat([by_time, by_token.to(by_time.dtype)], -3)
 
     def write(self, latent: Values, stream: Tensor, gate: Tensor) -> Tensor:
         """From a read-out to the layer's output: norm, skip, gate, output projection.
@@ -275,6 +309,34 @@ class KLA(Mixer):
         if self.skip is not None:
             latent = self.skip(latent, stream)
         return project(self.out_proj, latent * nn.functional.silu(gate))
+
+    def write_variance(self, variance: Values, stream: Tensor, gate: Tensor) -> Tensor:
+        r"""Variance of the layer's output from that of the read-out: exact, ``write`` is linear.
+
+        .. math:: \mathrm{Var}[o_i] = \sum_d W_{id}^2\,\mathrm{silu}(g_d)^2\,\mathrm{Var}[y_d]
+
+        The channels of a read-out are independent given the tokens; those of the output are not,
+        and this is the diagonal of their covariance. Stream and gate are known, so the skip adds
+        nothing.
+
+        Args:
+            variance: of the read-out, ``[..., T, D]``.
+            stream: first of ``Readout.context``.
+            gate: second of ``Readout.context``, before its SiLU, ``[..., T, D]``.
+
+        Returns:
+            ``[..., T, d_model]``.
+        """
+        if self.readout_norm is not None:
+            raise ValueError(
+                "a layer with readout_norm is not linear in its read-out: the variance of its "
+                "output has no closed form. Write samples instead."
+            )
+        known = nn.functional.silu(gate.to(variance.dtype))
+        # Through the module, as everywhere: the weight itself may be sharded or quantised.
+        eye = torch.eye(self.config.width, dtype=stream.dtype, device=stream.device)
+        weight = project(self.out_proj, eye).to(variance.dtype)  # [D, d_model]
+        return (variance * known.square()) @ weight.square()
 
     def _first_window(self, rows: int, like: Tensor) -> Tensor:
         if self.conv is None:
@@ -311,7 +373,14 @@ class KLA(Mixer):
         a_bar, p_bar, first = self.prior(rows if belief is None else 0)
         if belief is None and self.config.prior != "unit":  # which is the op's own
             belief = first
-        scan: Callable[..., ScanOutput] = kla_scan if self.context is None else self.context.scan
+        options: dict[str, Any] = {"engine": self.config.engine or "auto"}
+        if self.config.smooth:
+            if self.context is not None:
+                raise ValueError("a layer that smooths cannot share a sequence with other ranks.")
+            scan: Callable[..., ScanOutput] = kla_smooth
+        else:
+            scan = kla_scan if self.context is None else self.context.scan
+            options["return_variance"] = return_variance
         q, k, turned = evidence.q, evidence.k, None
         if evidence.u_h is not None:
             turned = into_frames(q, k, evidence.u_h, mask=mask, cu_seqlens=cu_seqlens)
@@ -325,8 +394,7 @@ class KLA(Mixer):
             state=None if belief is None else KLAState(*(_match(z, evidence.v) for z in belief)),
             mask=mask,
             cu_seqlens=cu_seqlens,
-            return_variance=return_variance,
-            engine=self.config.engine or "auto",
+            **options,
         )
         # The returned belief is about the latent itself, because the next call starts a new frame.
         return found if turned is None else found._replace(state=turned.out_of_frame(found.state))
@@ -359,12 +427,17 @@ class KLA(Mixer):
             engine=self.config.engine or "auto",
         )
 
-    def _through(self, found: Readout) -> LayerOutput:
-        return LayerOutput(self.write(found.mean, *found.context), found.variance, found.state)
+    def _through(self, found: Readout, of: bool | Literal["output"]) -> LayerOutput:
+        variance = found.variance
+        if of == "output":
+            assert variance is not None
+            variance = self.write_variance(variance, *found.context)
+        return LayerOutput(self.write(found.mean, *found.context), variance, found.state)
 
     def extra_repr(self) -> str:
         """The options that shape the filter."""
-        names = "shared_slots num_reflections value precision_rank step_rank process_noise prior"
+        names = "shared_slots num_reflections frequencies value precision_rank step_rank"
+        names += " process_noise prior smooth"
         return ", ".join(f"{name}={getattr(self.config, name)}" for name in names.split())
 
 

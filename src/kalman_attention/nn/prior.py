@@ -1,5 +1,6 @@
 """The learned prior on the latent: how it moves between tokens, and where it starts."""
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -186,3 +187,41 @@ class TokenSteps(KeepsFloat32):
         """Step sizes ``[..., D]`` in units, at least float32, from projections of the tokens."""
         dtype = at_least_float32(x.dtype)
         return nn.functional.softplus(x.to(dtype) + self.raw_dt.to(dtype)) / self.unit
+
+
+class TimeTurns(KeepsFloat32):
+    """Blocks of two slots that turn while time passes: exp(log_frequency) dt, in rad.
+
+    A block that turns, decays and gets noise is an Ornstein-Uhlenbeck process in the plane. Turning
+    over two gaps is turning over both at once, so it needs no more than the gap before a token. A
+    turn is two reflections, at half the angle to each other: the filter is that of
+    ``filtering/rotation.py``, with directions that follow from time.
+
+    Args:
+        config: options of the layer.
+    """
+
+    parameter_group: ClassVar[str] = "state_space"
+
+    def __init__(self, config: KLAConfig) -> None:
+        super().__init__()
+        self.config = config
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.log_frequency = nn.Parameter(torch.empty(config.blocks, dtype=dtype))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start with frequencies that are evenly spread in their logarithm."""
+        if self.log_frequency.is_meta:
+            return  # nothing to start, and torch would import its compiler for it
+        assert self.config.frequencies is not None
+        low, high = (math.log(frequency) for frequency in self.config.frequencies)
+        self.log_frequency.copy_(torch.linspace(low, high, self.config.blocks))
+
+    def forward(self, dt: Tensor) -> Tensor:
+        """Reflections ``[..., 2, G, 2]`` for gaps ``[...]``, at least float32."""
+        dtype = at_least_float32(dt.dtype)
+        half = 0.5 * self.log_frequency.to(dtype).exp() * dt.to(dtype).unsqueeze(-1)  # [..., G]
+        still = torch.stack([torch.ones_like(half), torch.zeros_like(half)], -1)
+        return torch.stack([still, torch.stack([half.cos(), half.sin()], -1)], -3)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kalman_attention._reading import read_json
+from kalman_attention._tables import render
 from kalman_attention.cli import numbers
 from kalman_attention.cli.parser import add_device, add_engine
 from kalman_attention.cli.paths import DATA, RUNS, check_folder, out_folder
-from kalman_attention.cli.table import render
 from kalman_attention.cli.verbs.sizes import MODEL_NAMES
 
 if TYPE_CHECKING:
@@ -70,7 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start from the weights of this run or model folder, with a new optimizer and "
         "schedule (default: random weights)",
     )
-    parser.add_argument("--dry-run", action="store_true", help="print size, rates, work and memory, and stop")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print size, rates, work and memory, and stop"
+    )
     add_device(parser)
     add_engine(parser)
     parser.add_argument(
