@@ -46,7 +46,7 @@ def test_wrong_input_is_refused_with_a_way_out(name):
     layer = make(name)
     for bad, message in (
         (torch.randn(7, WIDTH), r"unsqueeze\(0\)"),
-        (torch.randn(2, 7, 5), "5 wide, but this .* was made with d_model = 16"),
+        (torch.randn(2, 7, 5), "5 wide, but this .* was built with d_model = 16"),
         (torch.zeros(2, 7, dtype=torch.int64), "floating-point"),
         ([1.0], "floating-point"),
     ):

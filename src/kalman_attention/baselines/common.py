@@ -24,7 +24,7 @@ class HeadSizes:
 
     Attributes:
         d_model: width of input and output.
-        num_heads: heads.
+        num_heads: number of heads.
         expand_k: width of all keys together, in units of d_model.
         expand_v: width of all values together, in units of d_model.
     """
@@ -63,7 +63,7 @@ class HeadSizes:
 
 
 class MatrixMixer(Mixer):
-    """A mixer that is written once, for rows with padding; packing and steps follow from it."""
+    """A mixer defined on padded rows; packing and single steps are derived from it."""
 
     def mix(
         self,
@@ -74,7 +74,7 @@ class MatrixMixer(Mixer):
         *,
         return_variance: bool = False,
     ) -> LayerOutput:
-        """Mix a piece of sequences, going on from ``state``; see ``Mixer``. No variance."""
+        """Mix a piece of sequences, continuing from ``state``; see ``Mixer``. No variance."""
         self._check(x, mask, cu_seqlens)
         if cu_seqlens is not None:
             return mix_documents(self.mix, x, state, cu_seqlens)
@@ -93,14 +93,14 @@ class MatrixMixer(Mixer):
         state = self.init_state(x.shape[0], like=x) if state is None else state
         blank = None if mask is None else ~mask.unsqueeze(-1)
         if blank is not None:
-            x = x.masked_fill(blank, 0.0)  # whatever stands in padding, even NaN
+            x = x.masked_fill(blank, 0.0)  # padding may hold anything, even NaN
         y, state = self._mix(x, state, mask, parallel=parallel)
         return LayerOutput(y if blank is None else y.masked_fill(blank, 0.0), None, state)
 
     def _mix(
         self, x: Tensor, state: Any, mask: Mask | None, *, parallel: bool
     ) -> tuple[Tensor, Any]:
-        """Output and new state for rows whose padding is 0; what comes out there is ignored."""
+        """Output and new state for rows whose padding is 0; its output there is ignored."""
         raise NotImplementedError
 
 
@@ -110,13 +110,15 @@ def mix_documents(
     state: Any,
     cu_seqlens: Tensor,
 ) -> LayerOutput:
-    """Unpack the documents into rows, mix, and pack them again.
+    """Unpack documents into padded rows, mix, and pack them again.
+
+    For mixers that support padding but not packing.
 
     Args:
-        mix: a mixer: tokens ``[n, longest, d_model]``, states, mask to output.
-        x: documents one after the other, ``[1, T, d_model]``.
+        mix: function of tokens ``[n, longest, d_model]``, states and mask.
+        x: concatenated documents, ``[1, T, d_model]``.
         state: one row per document, or None.
-        cu_seqlens: borders of the n documents, ``[n + 1]`` int.
+        cu_seqlens: boundaries of the n documents, ``[n + 1]`` int.
 
     Returns:
         The output in the layout of x, with one state per document.
@@ -132,27 +134,23 @@ def mix_documents(
 
 
 def split_heads(x: Tensor, widths: list[int], heads: int) -> list[Tensor]:
-    """Cut the last axis into parts of these widths, and each part into heads."""
+    """Split the last axis into parts of the given widths, and each part into heads."""
     parts = torch.split(x, widths, -1)
     return [part.reshape(*x.shape[:-1], heads, part.shape[-1] // heads) for part in parts]
 
 
 def chunk_size(T: int, K: int, V: int) -> int:
-    """Tokens per chunk: a power of 2, and no larger than it takes to hold T.
-
-    Per token, weights inside a chunk cost its length L, states between chunks K V / L: half of
-    sqrt(K V) was fastest for all mixers and head sizes, within 16 to 64.
-    """
+    """Tokens per chunk: a power of 2, no larger than needed for T tokens."""
+    # Per token, the weights inside a chunk of length L cost O(L) and the states between chunks
+    # O(K V / L). Half of sqrt(K V), within 16 to 64, was fastest for all mixers and head sizes.
     balanced = 1 << max(math.isqrt(K * V) // 2, 1).bit_length() - 1
     return min(max(16, min(balanced, 64)), 1 << max(T - 1, 0).bit_length())
 
 
 def to_chunks(x: Tensor, size: int, fill: float = 0.0) -> Tensor:
-    """Tokens ``[B, T, H, ...]`` to ``[B, H, n, size, ...]``; places without a token get ``fill``.
-
-    There is always a chunk, so that no tokens at all are nothing special.
-    """
+    """Tokens ``[B, T, H, ...]`` to ``[B, H, n, size, ...]``, padded with ``fill``."""
     T = x.shape[1]
+    # At least one chunk, so that T = 0 needs no special case.
     n = max(1, -(-T // size))
     padding = [0, 0] * (x.dim() - 2) + [0, n * size - T]
     x = nn.functional.pad(x, padding, value=fill) if n * size > T else x
@@ -160,16 +158,16 @@ def to_chunks(x: Tensor, size: int, fill: float = 0.0) -> Tensor:
 
 
 def from_chunks(x: Tensor, T: int) -> Tensor:
-    """The way back: ``[B, H, n, L, V]`` to ``[B, T, H, V]``."""
+    """The inverse of ``to_chunks``: ``[B, H, n, L, V]`` to ``[B, T, H, V]``."""
     return x.flatten(2, 3)[:, :, :T].transpose(1, 2)
 
 
 def segment_sums(x: Tensor) -> Tensor:
     """Sums over segments, ``[..., L]`` to ``[..., L, L]``: x_{j + 1} + ... + x_i at (i, j).
 
-    0 on the diagonal and -inf above it, ready for exp. Each segment is summed by itself: a
-    difference of two long sums would lose the digits of a short one.
+    0 on the diagonal and -inf above it, so that exp gives 1 and 0 there.
     """
+    # Each segment is summed separately: the difference of two long sums would lose digits.
     L = x.shape[-1]
     later = torch.ones(L, L, dtype=torch.bool, device=x.device)
     rows = x.unsqueeze(-1).expand(*x.shape, L).masked_fill(~later.tril(-1), 0.0)
@@ -185,13 +183,13 @@ def carry(
     """Run state <- factor times state + update over the chunks.
 
     Args:
-        factor: ``[B, H, n, ...]``, what ``times`` takes beside a state.
+        factor: first argument of ``times``, ``[B, H, n, ...]``.
         update: ``[B, H, n, K, V]``.
-        state: before the first chunk, ``[B, H, K, V]``.
-        times: the product.
+        state: initial state, ``[B, H, K, V]``.
+        times: the product of a factor and a state.
 
     Returns:
-        The states before each chunk ``[B, H, n, K, V]``, and the last one.
+        The states before each chunk ``[B, H, n, K, V]``, and the final one.
     """
     before = []
     for one, term in zip(factor.unbind(2), update.unbind(2), strict=True):
@@ -201,13 +199,16 @@ def carry(
 
 
 Rule = Callable[..., tuple[Tensor, Tensor]]
-"""Queries, keys, values, gates, state to outputs ``[B, T, H, V]`` and the last state."""
+"""From queries, keys, values, gates and state to outputs ``[B, T, H, V]`` and the final state."""
 
 
 def fla_kernel(family: str, name: str, k: Tensor, v: Tensor) -> Rule | None:
-    """The kernel ``fla.ops.<family>.<name>`` if it is installed and can take the call, else None.
+    """The kernel ``fla.ops.<family>.<name>`` of flash-linear-attention, or None.
 
-    It can take tokens on a GPU, at least one, in float32 or shorter, with keys of 256 channels.
+    None if it is not installed or cannot serve the call. It serves at least one token on a GPU, in
+    float32 or shorter, with keys of up to 256 channels. Never run on a GPU here: a test compares
+    the arguments with the signatures of the installed version, and checks results only with a
+    substitute on a CPU.
     """
     if not v.is_cuda or v.dtype == torch.float64 or v.shape[1] == 0 or k.shape[-1] > 256:
         return None

@@ -40,10 +40,10 @@ from kalman_attention.ops.smooth import kla_smooth
 
 
 class LayerState(NamedTuple):
-    """What a KLA layer carries from one call to the next.
+    """The recurrent state of a KLA layer.
 
     Attributes:
-        conv: the last K - 1 tokens that the convolution saw, ``[R, K - 1, D]``; none without one.
+        conv: the last K - 1 inputs of the convolution, ``[R, K - 1, D]``; empty without one.
         belief: mean and variance of the latent, ``[R, N, D]`` each (a shared variance
             ``[R, G, D]``).
     """
@@ -53,13 +53,13 @@ class LayerState(NamedTuple):
 
 
 class EvidenceLinear(nn.Linear):
-    """A projection to evidence, whose bias may start at a wanted precision.
+    """A projection to evidence, whose bias can be initialised to a given precision.
 
     Args:
         in_features: width of the input.
         out_features: width of the output.
-        config: options of the layer; ``evidence_bias`` says whether there is a bias.
-        precision: the outputs, from first to past the last, that the link turns into precisions.
+        config: options of the layer; ``evidence_bias`` determines whether there is a bias.
+        precision: range of outputs (first, end) that the link turns into precisions.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class EvidenceLinear(nn.Linear):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """As ``nn.Linear``, but for precisions that are to start at ``initial_precision``."""
+        """Initialise like ``nn.Linear``, but precisions to ``initial_precision`` if it is set."""
         super().reset_parameters()
         wanted = self.config.initial_precision
         if self.bias is not None and wanted is not None and not self.bias.is_meta:
@@ -109,7 +109,8 @@ class KLA(Mixer):
         self.in_proj = nn.Linear(d_model, 2 * D, bias=False)
         self.gate_bias = None if config.gate_bias is None else Bias(D, config.gate_bias)
         self.conv = None if config.conv_kernel is None else ShortConv(D, config.conv_kernel)
-        # One product for all that the stream gives: the narrow key and query come for free.
+        # One product for everything that depends on the stream: the narrow key and query add little
+        # to it.
         self.precision_up = None
         if config.precision_rank is None:
             self.evidence_proj = EvidenceLinear(D, sum(self._split), config, (value, value + D))
@@ -145,8 +146,8 @@ class KLA(Mixer):
 
         Args:
             x: ``[B, T, d_model]``; T may be 0.
-            mask: ``[B, T]`` bool, False for padding, which is not seen; 0 comes out there.
-            cu_seqlens: borders of documents packed into one row (B = 1), ``[n + 1]`` int.
+            mask: ``[B, T]`` bool, False for padding, which is ignored and returned as 0.
+            cu_seqlens: document boundaries in one packed row (B = 1), ``[n + 1]`` int.
             dt: time that passes before each token, ``[B, T]``, at least 0, where 1 is the step
                 that the layer takes without it; differences of time stamps, for example.
             seen: ``[B, T]`` bool, False for tokens that only ask: time passes and the belief is
@@ -168,7 +169,7 @@ class KLA(Mixer):
         seen: Mask | None = None,
         return_variance: bool | Literal["output"] = False,
     ) -> LayerOutput:
-        """Mix a piece of sequences, going on from ``state``, or from the prior; see ``Mixer``.
+        """Mix a piece of sequences, continuing from ``state`` or from the prior; see ``Mixer``.
 
         ``dt`` and ``seen`` as for ``forward``. ``return_variance="output"`` returns the variance of
         the output itself, ``[B, T, d_model]``, instead of that of the read-out; see
@@ -200,11 +201,11 @@ class KLA(Mixer):
     def decode(
         self, x: Tensor, state: LayerState, mask: Mask | None = None, norm: RMSNorm | None = None
     ) -> LayerOutput | None:
-        """``step`` in one native call, or None where that has to be done in torch operations.
+        """``step`` in one native call, or None if that is not possible.
 
         Args:
             x: ``[B, d_model]``.
-            state: of the last call.
+            state: state of the previous call.
             mask: ``[B]`` bool, False where a row has no token.
             norm: a norm before the layer; y is then x + layer(norm(x)), the whole residual branch.
         """
@@ -227,8 +228,8 @@ class KLA(Mixer):
     ) -> Readout:
         """Everything up to the posterior of the read-out; arguments as for ``mix``.
 
-        One token ``[B, d_model]``, with mask ``[B]`` and a state, is as good as a sequence, and
-        sooner: the discretised dynamics are remembered.
+        Also accepts one token ``[B, d_model]``, with mask ``[B]`` and a state, which is faster than
+        a sequence of one, because the discretised dynamics are cached.
         """
         if self.config.smooth and (state is not None or x.dim() == 2):
             raise ValueError(
@@ -236,7 +237,7 @@ class KLA(Mixer):
                 "sequences, without a state. smooth=False goes on from a state."
             )
         if mask is not None:
-            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)  # whatever stands in padding, even NaN
+            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)  # padding may hold anything, even NaN
         stream, gate = project(self.in_proj, x).chunk(2, -1)  # [B, T, D] each
         if self.gate_bias is not None:
             gate = self.gate_bias(gate)
@@ -256,12 +257,12 @@ class KLA(Mixer):
         return Readout(y, y_var, (u, gate), evidence, LayerState(window, belief))
 
     def evidence(self, u: Tensor, dt: Tensor | None = None) -> Evidence:
-        """Value, precision, key, query, step and turn from the convolved stream ``[..., D]``.
+        """Value, precision, key, query, step and reflections from the convolved stream.
 
         Args:
-            u: the stream.
-            dt: time before every token by the clock, ``[...]``; steps that tokens choose are
-                multiplied by it.
+            u: the stream, ``[..., D]``.
+            dt: time before every token, ``[...]``; step sizes that tokens choose are multiplied by
+                it.
         """
         config = self.config
         parts = torch.split(project(self.evidence_proj, u), self._split, -1)
@@ -395,7 +396,7 @@ class KLA(Mixer):
             cu_seqlens=cu_seqlens,
             **options,
         )
-        # The belief is handed on about the latent itself: the next call starts a frame of its own.
+        # The returned belief is about the latent itself, because the next call starts a new frame.
         return found if turned is None else found._replace(state=turned.out_of_frame(found.state))
 
     def _step(
@@ -408,7 +409,7 @@ class KLA(Mixer):
     ) -> ScanOutput:
         if belief is None:
             raise ValueError(
-                "one token [B, d_model] goes on from a state: pass that of the last call, or "
+                "one token [B, d_model] needs a state: pass the one of the previous call, or "
                 "init_state(batch_size). A sequence has a time axis: [B, T, d_model]."
             )
         a_bar, p_bar, _ = self.prior.cached()
@@ -441,5 +442,5 @@ class KLA(Mixer):
 
 
 def _match(x: Tensor, tokens: Tensor) -> Tensor:
-    """Float32, or float64 where the tokens are."""
+    """Convert to float32, or to float64 if the tokens are float64."""
     return x.to(at_least_float32(tokens.dtype))

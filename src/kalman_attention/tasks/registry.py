@@ -32,7 +32,7 @@ MAD = tuple(TASKS)[:6]
 
 
 def make_task(name: str, **options: Any) -> Task:
-    """A task by name, with options that differ from the published ones."""
+    """A task by name; options override the published settings."""
     if name not in TASKS:
         raise ValueError(unknown("task", name, TASKS))
     return TASKS[name](**options)

@@ -10,15 +10,15 @@ from kalman_attention.tasks.task import IGNORE, Sequences, Split, Task, at_least
 
 @dataclass(frozen=True, kw_only=True)
 class SelectiveCopying(Task):
-    """Selective copying: remember the tokens among blanks, and say them in order at the end.
+    """Selective copying: remember the tokens among blanks, and output them in order at the end.
 
     ::
 
         input   .  . c2  . c3  .  . c3  >  .  .  .
         target  _  _  _  _  _  _  _  _  _ c2 c3 c3
 
-    Blanks fall before content tokens only, so the last content token stands right before the
-    marker. What the model says is never fed back to it.
+    Blanks are placed before content tokens only, so the last content token is right before the
+    marker. The model's output is never fed back to it.
 
     Attributes:
         vocab_size: content tokens, then blank, then marker.
@@ -60,7 +60,7 @@ class SelectiveCopying(Task):
     def _draw(self, split: Split, count: int, generator: torch.Generator, seed: int) -> Sequences:
         blank, marker = self.vocab_size - 2, self.vocab_size - 1
         content = uniform((count, self.num_copied), blank, generator)
-        # Each blank picks the content token it falls before.
+        # Each blank picks the content token that it precedes.
         picks = uniform((count, self.num_blanks), self.num_copied, generator)
         fallen = torch.zeros_like(content).scatter_add(1, picks, torch.ones_like(picks))
         places = fallen.cumsum(1) + torch.arange(self.num_copied)
@@ -75,14 +75,14 @@ class SelectiveCopying(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Compression(Task):
-    """Compression: put a random sequence into one vector, and read it back from there.
+    """Compression: encode a random sequence in one vector, and decode it from there.
 
     ::
 
         input   c2 c3 c3 c2 c3  #
         target  c2 c3 c3 c2 c3  #
 
-    A model for this task decodes every position from what it holds after the last token
+    A model for this task decodes every position from its state after the last token
     (``models/autoencoder.py``). The last target is always the same and still counts, as in the
     published task; the accuracy on content alone is a separate metric.
 

@@ -19,10 +19,10 @@ from kalman_attention.tasks.task import (
 
 @dataclass(frozen=True, kw_only=True)
 class Recall(Task):
-    """In-context recall: say the value that a key had before in this sequence.
+    """In-context recall: predict the value that followed a key earlier in the sequence.
 
-    Keys come at random, each bound to one value per sequence; keys may share a value. With noise, a
-    pair may be replaced by two tokens that mean nothing.
+    Keys are drawn at random, each bound to one value per sequence; keys may share a value. With
+    noise, a pair may be replaced by two meaningless tokens.
 
     ::
 
@@ -31,7 +31,8 @@ class Recall(Task):
         test target    _  _ v0  _  _  _  _  _ v0     the value, where its key was seen before
 
     Attributes:
-        vocab_size: keys, then values, then noise tokens; half of what is not noise are keys.
+        vocab_size: keys, then values, then noise tokens; half of the tokens that are not noise are
+            keys.
         seq_len: tokens of one problem, even; the model sees all but the last.
         noise: probability that a pair is replaced by noise.
         noise_vocab: number of noise tokens.
@@ -73,7 +74,7 @@ class Recall(Task):
 
     @property
     def input_len(self) -> int:
-        """Length of a row of inputs: the last token is only ever a target."""
+        """Length of a row of inputs: the last token is only a target."""
         return self.seq_len - 1
 
     @property
@@ -91,10 +92,11 @@ class Recall(Task):
         keys = uniform((count, pairs), self.num_keys, generator)
         noisy = self._noisy_slots(count, pairs, generator)
         first = _first_slots(keys, noisy, self.num_keys)
-        # The last pair asks for one of the keys that were shown, each as likely as the other.
+        # The last pair queries one of the keys that were shown, all equally likely.
         shown = (first < pairs - 1).float()
         keys[:, -1] = torch.multinomial(shown, 1, generator=generator).squeeze(1)
-        # A value per key and row, drawn ahead: the same as drawing it when the key first comes.
+        # One value per key and row, drawn in advance: equivalent to drawing it when the key first
+        # appears.
         bound = self.num_keys + uniform((count, self.num_keys), self.num_values, generator)
         values = bound.gather(1, keys)
         if self.noise > 0.0:
@@ -103,7 +105,7 @@ class Recall(Task):
             tokens = torch.where(noisy, noise, torch.stack([keys, values]))
         else:
             tokens = torch.stack([keys, values])
-        rows = next_tokens(tokens.permute(1, 2, 0).flatten(1))  # key and value take turns
+        rows = next_tokens(tokens.permute(1, 2, 0).flatten(1))  # keys and values alternate
         if split == "train":
             return rows
         asked = ~noisy & (first.gather(1, keys) < torch.arange(pairs))
@@ -112,21 +114,21 @@ class Recall(Task):
         return Sequences(rows.inputs, targets)
 
     def _noisy_slots(self, count: int, pairs: int, generator: torch.Generator) -> Tensor:
-        """Which pairs are noise, ``[count, pairs]``: never the last, nor one drawn beforehand."""
+        """Mask of the noisy pairs, ``[count, pairs]``: never the last, nor one drawn at random."""
         if self.noise == 0.0:
             return torch.zeros(count, pairs, dtype=torch.bool)
         noisy = torch.rand(count, pairs, generator=generator) < self.noise
         noisy.scatter_(1, uniform((count, 1), pairs, generator), False)
         noisy[:, -1] = False
-        # If the last slot was the one drawn, nothing may be left to ask for.
+        # If the last slot was drawn, all others may be noise, and there would be nothing to query.
         noisy[noisy[:, :-1].all(1), 0] = False
         return noisy
 
 
 def _first_slots(keys: Tensor, noisy: Tensor, num_keys: int) -> Tensor:
-    """Slot in which each key first comes, ``[n, num_keys]``; the number of slots if in none.
+    """Slot of the first appearance of each key, ``[n, num_keys]``; the number of slots if none.
 
-    The last slot does not count: its key is settled afterwards.
+    The last slot does not count, because its key is chosen afterwards.
     """
     pairs = keys.shape[1]
     slots = torch.arange(pairs).expand_as(keys).masked_fill(noisy, pairs)
@@ -136,7 +138,7 @@ def _first_slots(keys: Tensor, noisy: Tensor, num_keys: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyRecall(Recall):
-    """Noisy in-context recall: recall in which one pair in five is replaced by noise.
+    """Noisy in-context recall: recall in which one pair in five is replaced by noise tokens.
 
     ::
 
@@ -153,7 +155,7 @@ class NoisyRecall(Recall):
 
 @dataclass(frozen=True, kw_only=True)
 class Memorization(Task):
-    """Memorization: a fixed dictionary that only the weights can hold; values are never shown.
+    """Memorization: a fixed dictionary that the weights have to store; values are never shown.
 
     ::
 
@@ -180,7 +182,9 @@ class Memorization(Task):
     def __post_init__(self) -> None:
         at_least(self, vocab_size=3, seq_len=2)
         if self.seq_len % 2:
-            raise ValueError(f"seq_len must be even, keys and inserts in turn; got {self.seq_len}.")
+            raise ValueError(
+                f"seq_len must be even, because keys and inserts alternate; got {self.seq_len}."
+            )
 
     @property
     def num_keys(self) -> int:
