@@ -14,6 +14,7 @@ WITH_CODE = [
     "docs/baselines.md",
     "docs/huggingface.md",
     "docs/pretraining.md",
+    "docs/series.md",
     "docs/state_tracking.md",
     "docs/training.md",
 ]
@@ -26,6 +27,8 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert blocks
     if "kalman_attention.data" in "".join(blocks):
         pytest.importorskip("tokenizers")
+    if "plot(" in "".join(blocks):
+        pytest.importorskip("matplotlib").use("agg")
     monkeypatch.chdir(tmp_path)  # some write files
     namespace: dict[str, object] = {}
     for block in blocks:
