@@ -11,6 +11,7 @@ from kalman_attention._tables import markdown
 from kalman_attention.evaluation.benchmarks import BENCHMARKS
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.registry import load_experiment
+from kalman_attention.recipes.series import CHOSEN
 from kalman_attention.report.collect import read_verdicts
 from tests.docs.markdown import ROOT, table_rows
 
@@ -64,6 +65,31 @@ def test_tables_of_series_are_those_of_the_cells(name: str) -> None:
     assert rendered == (results.folder(name) / "tables.md").read_text()
     page = (ROOT / "docs" / "series_models.md").read_text().splitlines()
     assert [line for line in rendered.splitlines() if line not in page] == []
+
+
+def test_series() -> None:
+    experiment, results = load_experiment("series"), Results(ROOT / "results", "cpu")
+    there = [results.load(cell) for cell in experiment.cells("cpu")]
+    assert None not in there
+    rendered = "\n".join(markdown(table) for table in experiment.render("cpu", there))
+    assert rendered == (results.folder("series") / "tables.md").read_text()
+    page = (ROOT / "docs" / "series.md").read_text().splitlines()
+    assert [
+        line for line in rendered.splitlines() if line.startswith("|") and line not in page
+    ] == []
+
+
+def test_the_models_of_series_were_chosen_on_other_hidden_sets() -> None:
+    experiment, results = load_experiment("series"), Results(ROOT / "results", "cpu")
+    found: dict[tuple[str, str], list[float]] = {}
+    for cell in experiment.cells("cpu"):
+        result = results.load(cell)
+        if result is not None and cell.run.seed >= 100:
+            key = cell.labels["series"], cell.labels["model"]
+            found.setdefault(key, []).append(result["metrics"]["crps"])
+    for name in ("sunspots", "car"):
+        means = {key[1]: statistics.mean(x) for key, x in found.items() if key[0] == name}
+        assert min(means, key=means.__getitem__) == CHOSEN[name]
 
 
 def test_goals_of_the_scan() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from kalman_attention.series import NILE, StateSpace, fitting
 from kalman_attention.series.data import read_panel
-from kalman_attention.series.model import Standard
+from kalman_attention.series.fitting import Standard
 from tests.series.oracle import Oracle
 
 MODELS = ["level", "ou", "ar", "trend", "cycle", "level + ou", "trend + cycle"]

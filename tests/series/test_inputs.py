@@ -2,6 +2,8 @@
 
 import datetime
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -228,3 +230,24 @@ def test_formulas():
     assert "intercept" in StateSpace("ou").param_names
     assert "intercept" not in StateSpace("ou", intercept=False).param_names
     assert repr(StateSpace("smooth trend + ar")) == "StateSpace('trend + ar')"
+
+
+def test_arrays_need_neither_pandas_nor_matplotlib():
+    program = (
+        "import sys; sys.modules['pandas'] = sys.modules['matplotlib'] = None\n"
+        "from kalman_attention.series import NILE, StateSpace\n"
+        "params = {'sigma2.irregular': 15099.0, 'sigma2.level': 1469.0}\n"
+        "found = StateSpace('level').apply(NILE, params)\n"
+        "assert len(found.forecast(3).predicted_mean) == 3\n"
+        "for ask in (found.plot, found.forecast(3).summary_frame):\n"
+        "    try:\n"
+        "        ask()\n"
+        "    except ModuleNotFoundError as error:\n"
+        "        print(error)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    plot, table = run.stdout.splitlines()
+    assert "kalman_attention[plot]" in plot
+    assert "kalman_attention[series]" in table

@@ -11,7 +11,7 @@ from kalman_attention.series.components import Cycle as Cycle
 from kalman_attention.series.components import Level as Level
 from kalman_attention.series.components import Trend as Trend
 from kalman_attention.series.estimate import Estimate as Estimate
-from kalman_attention.series.model import FittedSeries as FittedSeries
 from kalman_attention.series.model import StateSpace as StateSpace
 from kalman_attention.series.nile import NILE as NILE
 from kalman_attention.series.nile import NILE_YEARS as NILE_YEARS
+from kalman_attention.series.results import FittedSeries as FittedSeries

@@ -10,13 +10,19 @@ differences of exact gradients.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kalman_attention.series.components import Scales
+from kalman_attention.series.data import Panel
 from kalman_attention.series.filters import Structure, Values
+
+Array = NDArray[np.float64]
 
 _SCREENED = 64
 _BATCH = 400_000
@@ -201,7 +207,61 @@ def covariance(objective: Objective, x: Tensor, hessian: Tensor) -> Tensor:
     return found * slope[:, None] * slope
 
 
-def usual_sizes(v: Tensor, seen: Tensor, dt: Tensor) -> Scales:
+@dataclass(frozen=True)
+class Standard:
+    """Centre and scale of the data: what is fitted has mean 0 and variance 1.
+
+    Attributes:
+        centre: of every series, ``[B]``.
+        scale: one for all.
+        scales: sizes of the scaled data.
+        constant: whether all values of each series are the same.
+    """
+
+    centre: Tensor
+    scale: float
+    scales: Scales
+    constant: bool
+
+    @classmethod
+    def of(cls, structure: Structure, panel: Panel) -> "Standard":
+        """From a panel; only what an intercept or a diffuse start can take up is subtracted."""
+        v, seen = panel.v, panel.seen
+        centre = (v.sum(1) / seen.sum(1)).detach()
+        if not structure.diffuse:
+            centre = torch.full_like(centre, v[seen].mean().item() if structure.intercept else 0.0)
+        rest = torch.where(seen, v - centre[:, None], 0.0)
+        size = (rest.square().sum() / panel.nobs).sqrt().item()
+        # Rounding of the mean must not look like a variance.
+        constant = size <= 1e-12 * v.abs().max().item()
+        scale = 1.0 if constant else size
+        return cls(centre, scale, _usual_sizes(rest / scale, seen, panel.dt), constant)
+
+    def values(self, panel: Panel) -> Values:
+        """A panel in these units, with one column."""
+        v = torch.where(panel.seen, panel.v - self.centre[:, None], 0.0) / self.scale
+        return Values(v.unsqueeze(-1), panel.seen, panel.dt)
+
+    def units(self, structure: Structure) -> Array:
+        """What a parameter of the scaled data is multiplied with, ``[K]``."""
+        return np.array([self.scale**parameter.power for parameter in structure.parameters])
+
+    def outwards(self, structure: Structure, theta: Tensor) -> Array:
+        """Parameters in the units of the user."""
+        found: Array = theta.numpy() * self.units(structure)
+        if structure.intercept:
+            found[-1] += self.centre[0].item()
+        return found
+
+    def inwards(self, structure: Structure, params: Array) -> Tensor:
+        """Parameters of the scaled data."""
+        found = params.copy()
+        if structure.intercept:
+            found[-1] -= self.centre[0].item()
+        return torch.from_numpy(found / self.units(structure))
+
+
+def _usual_sizes(v: Tensor, seen: Tensor, dt: Tensor) -> Scales:
     """Variance of the values that are there, median gap and longest span."""
     spread = v[seen].var(correction=0).item() if int(seen.sum()) > 1 else 1.0
     gaps = dt[dt > 0]
