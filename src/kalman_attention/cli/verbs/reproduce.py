@@ -56,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data",
         type=Path,
         metavar="DIR",
-        help="files for physionet (set-a.tar.gz, Outcomes-a.txt) or forecasting (ETTh1.csv)",
+        help="set-a.tar.gz and Outcomes-a.txt for physionet, or ETTh1.csv for forecasting "
+        "(default: none)",
     )
     parser.add_argument("--list", action="store_true", help="list the cells and stop")
     parser.add_argument("--table", action="store_true", help="compute nothing, show what is there")
