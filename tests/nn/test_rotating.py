@@ -165,8 +165,10 @@ def test_a_model_of_them_decodes_and_has_a_marginal_likelihood() -> None:
     [
         ({"shared_slots": 1}, "change its sign at every token"),
         ({"num_reflections": -1}, "at least 0"),
+        ({"frequencies": (0.1, 1.0)}, "blocks of two slots"),
+        ({"shared_slots": 2, "frequencies": (1.0, 0.1)}, "lowest <= highest"),
     ],
 )
-def test_bad_options(options: dict[str, int], message: str) -> None:
+def test_bad_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(**options)

@@ -176,9 +176,9 @@ class SeriesModel(nn.Module):
     def __init__(self, config: SeriesConfig) -> None:
         super().__init__()
         self.config = config
-        told = int(config.tell_gaps or config.mixer == "gru")
+        told = config.tell_gaps or config.mixer == "gru"
         self.encoder = ImageEncoder(config) if config.images else ChannelEncoder(config)
-        self.gap_proj = nn.Linear(told, config.d_model, bias=False) if told else None
+        self.gap_proj = nn.Linear(1, config.d_model, bias=False) if told else None
         self.blocks = nn.ModuleList(SeriesBlock(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.d_model)
         self.dropout = nn.Dropout(config.dropout)

@@ -61,7 +61,7 @@ def _models(base: SeriesConfig) -> dict[str, SeriesConfig]:
     return {
         "kla": base,
         "kla without time": dataclasses.replace(base, use_time=False),
-        "gru": dataclasses.replace(base, mixer="gru"),
+        "gru": dataclasses.replace(base, mixer="gru", channel_memories=0),  # no filter at all
     }
 
 

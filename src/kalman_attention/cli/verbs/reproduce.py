@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="DIR",
         help="measured series: sunspots.csv and a drive for series, set-a.tar.gz and "
-        "Outcomes-a.txt for physionet, ETTh1.csv for forecasting",
+        "Outcomes-a.txt for physionet, ETTh1.csv for forecasting (default: none)",
     )
     parser.add_argument("--list", action="store_true", help="list the cells and stop")
     parser.add_argument("--table", action="store_true", help="compute nothing, show what is there")
