@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 WITH_CODE = [
     "README.md",
     "docs/baselines.md",
+    "docs/explore.md",
     "docs/huggingface.md",
     "docs/pretraining.md",
     "docs/state_tracking.md",
@@ -26,6 +27,9 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert blocks
     if "kalman_attention.data" in "".join(blocks):
         pytest.importorskip("tokenizers")
+    if "evaluation.detection" in "".join(blocks):
+        pytest.importorskip("sklearn")
+        pytest.importorskip("torchmetrics")
     monkeypatch.chdir(tmp_path)  # some write files
     namespace: dict[str, object] = {}
     for block in blocks:
