@@ -185,7 +185,7 @@ function overview() {
   const smooth = [];
   for (let i = 0; i < T; i++) {
     const near = values.slice(Math.max(0, i - 7), i + 8).filter((x) => x !== null);
-    if (near.length) smooth.push(`${i + 0.5} ${y(near.reduce((a, b) => a + b) / near.length).toFixed(2)}`);
+    if (values[i] !== null) smooth.push(`${i + 0.5} ${y(near.reduce((a, b) => a + b) / near.length).toFixed(2)}`);
   }
   const picture = make("svg", { viewBox: `0 0 ${T} ${H}`, preserveAspectRatio: "none", role: "img",
     "aria-label": `${SCORES[view.score].name} over the text, each token and the mean of 15` },

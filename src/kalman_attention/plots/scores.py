@@ -50,7 +50,7 @@ def plot_scores(
         if limit is not None:
             axis.axhline(limit, color="black", lw=0.8, ls=(0, (4, 3)))
         for i in np.flatnonzero((unusual or {}).get(name, [])):
-            axis.axvspan(edges[i], edges[i + 1], color=_SHADE, alpha=0.3, lw=0)
+            axis.axvspan(edges[i], edges[i + 1], color=_SHADE, alpha=0.3, lw=0, zorder=0)
         axis.set_ylabel(labels.get(name, name), fontsize=8)
         axis.tick_params(labelsize=8)
         axis.margins(x=0.0)
