@@ -27,7 +27,7 @@ PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 # xlstm asks for CUDA kernels that its mLSTM, to which ours is compared, does not need.
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[bench,dev,docs,eval,finetune,int8,onnx,plot,triton,wandb]'
+	$(PIP) -e '.[bench,dev,docs,eval,finetune,int8,onnx,plot,report,score,series,triton,wandb]'
 	$(PIP) --no-deps xlstm
 	@touch $@
 

@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+pytest_plugins = ["tests.browser"]
+
 # A pool of compiling processes imports torch once more in each of them, for graphs of a few lines.
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 

@@ -13,23 +13,26 @@ from kalman_attention.ops.engines import ENGINES, REFERENCE
 PACKAGE = Path(__file__).parents[1] / "src" / "kalman_attention"
 NAME = "kalman_attention"
 
-_COMMON = ("_files", "_processes", "_progress")
+_COMMON = ("_files", "_processes", "_progress", "_tables")
 _MIXERS = ("_text", "_typing", "filtering", "ops")
 _LAYERS = (*_MIXERS, "nn", "baselines", "losses", "_reading")
 _RUNS = (*_COMMON, *_LAYERS, "published", "models", "tasks", "data")
+_SHOWN = ("benchmarks", "explorer", "plots", "recipes", "report")
 
 MAY_IMPORT = {
     "_files": (),
     "_processes": (),
     "_progress": ("_text",),
     "_text": (),
+    "_tables": (),
     "_typing": (),
     "_reading": (),
     "published": (),
     "filtering": ("_typing",),
     "ops": ("_text", "_typing", "filtering"),
     "nn": _MIXERS,
-    "tools": _MIXERS,
+    "tools": (*_MIXERS, "_tables", "__init__"),
+    "series": (*_MIXERS, "plots"),
     "baselines": (*_MIXERS, "nn"),
     "models": ("_files", "published", *_LAYERS),
     "losses": ("_typing", "filtering.readout"),  # KLA+ samples as everyone does
@@ -38,21 +41,28 @@ MAY_IMPORT = {
     "parallel": (*_LAYERS, "models"),
     "train": (*_RUNS, "parallel"),
     "evaluation": _RUNS,
+    "explorer": (*_RUNS, "evaluation"),
     "hf": ("models",),
     "plots": ("_typing", "filtering.identities"),
-    "recipes": (*_RUNS, "parallel", "train", "evaluation"),
-    "cli": (*_RUNS, "tools", "parallel", "train", "evaluation", "plots", "recipes", "__init__"),
+    "recipes": (*_RUNS, "parallel", "train", "evaluation", "series"),
+    "benchmarks": (*_RUNS, "tools", "recipes", "plots", "__init__"),
+    "report": (*_RUNS, "train", "evaluation", "plots", "recipes"),
+    "cli": (*_RUNS, "tools", "parallel", "train", "evaluation", *_SHOWN, "__init__"),
     "__main__": ("cli",),
     "__init__": _RUNS,
 }
 """What each part of the package may import, besides itself; ``__init__`` is the public surface."""
 
 ONLY_IN = {
+    "jinja2": ("explorer.page", "report.page"),
+    "markupsafe": ("explorer.page", "report.page"),
     "matplotlib": ("plots",),
-    "transformers": ("hf", "models.hf", "cli.bench.layer", "cli.bench.mixers"),
-    "mamba_ssm": ("baselines.mamba_kernels",),
-    "mambapy": ("cli.bench.mixers",),
-    "xlstm": ("cli.bench.mixers",),
+    "sklearn": ("evaluation.detection", "evaluation.series", "recipes.physionet"),
+    "torchmetrics": ("evaluation.detection", "evaluation.series"),
+    "transformers": ("hf", "models.hf", "benchmarks.layer", "benchmarks.mixers"),
+    "mamba_ssm": ("baselines.mamba",),
+    "mambapy": ("benchmarks.mixers",),
+    "xlstm": ("benchmarks.mixers",),
     "pickle": (),
     "torch.distributed": ("parallel",),
     "torch.nn.parallel": ("parallel",),
@@ -60,13 +70,15 @@ ONLY_IN = {
     "wandb": ("train.metrics",),
     "tokenizers": ("data",),
     "lm_eval": ("evaluation.zero_shot",),
+    "scoringrules": ("evaluation.series",),
     "triton": ("ops.triton", "tools.triton_resources"),
-    "fla": ("baselines.fla_kernels",),
+    "fla": ("baselines.common",),
     "cuda": ("ops.cuda",),
     "ctypes": ("ops.cpu", "ops.cuda", "ops.triton", "recipes.machine"),  # machine: mallopt
     "torch.utils.cpp_extension": ("ops.cpu", "ops.cuda", "ops.triton"),
+    "http": ("explorer.server",),
     **dict.fromkeys(
-        ("datasets", "http", "huggingface_hub", "requests", "socket", "urllib"),
+        ("datasets", "huggingface_hub", "requests", "socket", "urllib"),
         ("data", "evaluation.zero_shot"),
     ),
 }
@@ -131,6 +143,10 @@ def test_direction_of_import(module):
         ("losses", "from kalman_attention import filtering"),
         ("losses", "from kalman_attention.filtering.moment import KLAState"),
         ("cli.demo", "import matplotlib.pyplot as plt"),
+        ("cli.verbs.report", "import jinja2"),
+        ("report.page", "import matplotlib.pyplot as plt"),
+        ("report.page", "from kalman_attention.cli.paths import check_file"),
+        ("recipes.mad", "from kalman_attention.report.page import Section"),
         ("models.block", "from transformers import PreTrainedModel"),
         ("ops.torch.associative", "from torch.utils.cpp_extension import load"),
         ("ops.kla_scan", "from cuda.bindings import nvrtc"),
@@ -147,7 +163,7 @@ def test_the_rules_can_be_broken(module, source):
 
 
 def test_engines_do_not_import_each_other():
-    locations = [e.location.partition(":")[0].removesuffix(".engine") for e in ENGINES.values()]
+    locations = [e.location.partition(":")[0] for e in ENGINES.values()]
     engines = {location.removeprefix(f"{NAME}.") for location in locations} | {f"ops.{REFERENCE}"}
     assert {"ops.torch.associative", "ops.triton"} <= engines
     for module, path in FILES.items():

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kalman_attention.baselines.chunks import chunk_size, from_chunks, segment_sums, to_chunks
+from kalman_attention.baselines.common import chunk_size, from_chunks, segment_sums, to_chunks
 from kalman_attention.baselines.gated_deltanet import delta_chunked, delta_recurrence
 from kalman_attention.baselines.gla import gla_chunked, gla_recurrence
 from kalman_attention.baselines.mlstm import mlstm_chunked, mlstm_recurrence

@@ -6,19 +6,19 @@ from functools import partial
 import pytest
 import torch
 
-from kalman_attention.baselines import fla_kernels, gated_deltanet, gla
-from kalman_attention.cli.bench.mixers import hidden
+from kalman_attention.baselines import common, gated_deltanet, gla
+from kalman_attention.benchmarks.mixers import hidden
 
 
 def test_shut_on_cpu(monkeypatch):
-    monkeypatch.setattr(fla_kernels, "_load", lambda family, name: pytest.fail("was loaded"))
+    monkeypatch.setattr(common, "_load", lambda family, name: pytest.fail("was loaded"))
     k = v = torch.zeros(1, 4, 2, 3)
-    assert fla_kernels.fla_kernel("gla", "chunk_gla", k, v) is None
+    assert common.fla_kernel("gla", "chunk_gla", k, v) is None
 
 
 def test_absent_package_is_no_kernel():
     with hidden("fla"):
-        assert fla_kernels._load("no_such_family", "chunk") is None
+        assert common._load("no_such_family", "chunk") is None
 
 
 def stand_in(installed, rule):
@@ -55,10 +55,10 @@ def test_calls(monkeypatch):
         expected, asked = rule(*data), []
 
         def opened(family, name, k, v, asked=asked, recurrence=recurrence):
-            installed = fla_kernels._load(family, name)
+            installed = common._load(family, name)
             assert installed is not None, f"fla.ops.{family} has no {name}"
             asked.append(name)
-            return partial(fla_kernels._call, stand_in(installed, recurrence))
+            return partial(common._call, stand_in(installed, recurrence))
 
         monkeypatch.setattr(module, "fla_kernel", opened)
         for one, other in zip(rule(*data), expected, strict=True):

@@ -11,7 +11,7 @@ from kalman_attention.baselines.gated_deltanet import (
     delta_chunked,
     delta_recurrence,
 )
-from kalman_attention.cli.bench.mixers import hidden
+from kalman_attention.benchmarks.mixers import hidden
 from tests.baselines.rules import assert_same_rule, delta_inputs, naive
 
 

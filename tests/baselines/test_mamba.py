@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from kalman_attention import LanguageModel, LanguageModelConfig, Mamba, MambaConfig
 from kalman_attention.baselines import mamba as module
-from kalman_attention.baselines import mamba_kernels
 from kalman_attention.ops.linear_scan import linear_scan, linear_scan_ref
 from kalman_attention.train.optim import group_names, param_groups
 
@@ -295,9 +294,9 @@ def test_the_kernel_of_mamba_ssm_is_asked_only_where_it_can_serve(monkeypatch):
             t.transpose(1, 2) for t in (B, C)))  # fmt: skip
         return y.transpose(1, 2), h.transpose(1, 2)
 
-    monkeypatch.setattr(mamba_kernels, "_kernel", lambda: kernel)
-    assert not mamba_kernels.serves(x)
-    monkeypatch.setattr(mamba_kernels, "serves", lambda u: u.shape[1] > 0)
+    monkeypatch.setattr(module, "_kernel", lambda: kernel)
+    assert not module.kernel_serves(x)
+    monkeypatch.setattr(module, "kernel_serves", lambda u: u.shape[1] > 0)
     found = layer.mix(x)
     torch.testing.assert_close(found.y, expected.y, **CLOSE)
     torch.testing.assert_close(found.state, expected.state, **CLOSE)

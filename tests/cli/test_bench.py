@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kalman_attention import KLA, KLAConfig
-from kalman_attention.cli.bench import layer as bench_layer
-from kalman_attention.cli.bench import mixers as bench_mixers
-from kalman_attention.cli.bench.measure import Shape, make_inputs
+from kalman_attention.benchmarks import layer as bench_layer
+from kalman_attention.benchmarks import mixers as bench_mixers
+from kalman_attention.benchmarks.measure import Shape, make_inputs
 from kalman_attention.cli.main import main
 from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.sizes import mixer_size

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from kalman_attention.cli import engines
-from kalman_attention.cli.bench import measure
+from kalman_attention._tables import render
+from kalman_attention.benchmarks import measure
 from kalman_attention.cli.main import main
-from kalman_attention.cli.table import render
 from kalman_attention.ops.engines import ENGINES
+from kalman_attention.tools import engines
 from kalman_attention.tools.selfcheck import Case
 
 
@@ -68,7 +68,7 @@ def test_bench_scan_sweeps_and_plots(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_an_engine_that_needs_too_much_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kalman_attention.cli.bench import scan as bench_scan
+    from kalman_attention.benchmarks import scan as bench_scan
 
     monkeypatch.setattr(bench_scan, "available_memory", lambda _device: 1000)
     assert "out of memory" in str(bench_scan._hopeless(100, {}, 50.0, 20.0))

@@ -2,11 +2,13 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 
 pytest.importorskip("tokenizers")
 
+from kalman_attention._tables import Table
 from kalman_attention.cli.main import main
 from kalman_attention.data.shards import VALIDATION, ShardedTokens
 from tests.cli.test_eval import FILES
@@ -35,6 +37,8 @@ def compared(runs, *given):
 
 def test_tables_and_files(runs, capsys):
     pytest.importorskip("lm_eval")
+    pytest.importorskip("sklearn")
+    pytest.importorskip("torchmetrics")
     assert compared(runs, "--task-data", str(FILES), "--limit", "2") == 0
     said = [line.split() for line in capsys.readouterr().out.splitlines()]
     speed = json.loads((runs / "out" / "speed.json").read_text())["tokens_per_second"]
@@ -42,7 +46,8 @@ def test_tables_and_files(runs, capsys):
         found = json.loads((runs / "out" / f"{name}.json").read_text())
         bits = f"{found['validation']['bits_per_byte']:.4f}"
         parameters = f"{found['summary']['parameters']:,}"
-        assert [f"{name}-nano", parameters, "256", bits, f"{speed[name]:,.0f}"] in said
+        sure = [f"{found['calibration'][k]:.4f}" for k in ("ece", "aurc")]
+        assert [f"{name}-nano", parameters, "256", bits, *sure, f"{speed[name]:,.0f}"] in said
         assert ["this", "run", f"{name}-nano"] in [line[:3] for line in said]
         assert found["zero_shot"]["settings"]["limit"] == 2
         assert len(found["zero_shot"]["tasks"]) == 8
@@ -58,6 +63,14 @@ def test_the_whole_split_is_scored(runs):
     assert found["validation"]["bits_per_byte"] == pytest.approx(
         found["summary"]["bits_per_byte"], rel=1e-5
     )
+
+
+def test_without_the_libraries_for_calibration(runs, monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    assert main(["compare", str(runs / "kla"), "--seconds", "0", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "pip install 'kalman_attention[score]'" in said
+    assert said.splitlines()[2].split()[-3:] == ["-", "-", "-"]
 
 
 def test_what_is_measured_is_not_measured_again(runs, monkeypatch):
@@ -79,7 +92,7 @@ def test_tasks_are_scored_again_when_they_ask_something_else(runs, monkeypatch, 
     monkeypatch.setattr(
         compare, "_zero_shot", lambda args, found: asked.append(args.task_data) or {"tasks": {}}
     )
-    monkeypatch.setattr(compare, "paper_table", lambda tasks: "")
+    monkeypatch.setattr(compare, "zero_shot_table", lambda tasks: Table("", [], []))
     changed = tmp_path / "files"
     shutil.copytree(FILES, changed)
     (lambada,) = changed.rglob("lambada_openai.jsonl")

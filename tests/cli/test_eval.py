@@ -10,8 +10,9 @@ import pytest
 pytest.importorskip("tokenizers")
 
 from kalman_attention.cli.main import main
-from kalman_attention.cli.verbs.eval import paper_table, score_table
+from kalman_attention.cli.verbs.eval import score_table
 from kalman_attention.data.shards import ShardedTokens
+from kalman_attention.report.language import zero_shot_table
 from tests.data.small import shards
 from tests.evaluation.checkpoints import checkpoint, model, tokenizer
 from tests.evaluation.test_likelihood import one_by_one
@@ -54,10 +55,10 @@ def test_tables():
     assert rows[0] == ["piqa", "4", "50.0", "+-", "25.0", "75.0", "acc"]
     assert rows[1] == ["arc_challenge", "1", "100.0", "12.5", "acc_norm"]
     assert rows[2] == ["other", "1", "0.0", "-", "-"]
-    header, _, ours, first, *_ = (line.split() for line in paper_table({"m": tasks}).splitlines())
-    assert header == ["from", "model", "PIQA", "ARC-C", "mean"]
-    assert ours == ["this", "run", "m", "50.0", "12.5", "31.2"]
-    assert first == ["paper", "GPT-45M", "58.0", "20.6", "39.3"]
+    table = zero_shot_table({"m": tasks})
+    assert table.header == ["from", "model", "PIQA", "ARC-C", "mean"]
+    assert table.rows[0] == ["this run", "m", "50.0", "12.5", "31.2"]
+    assert table.rows[1] == ["paper", "GPT-45M", "58.0", "20.6", "39.3"]
 
 
 def test_bits_per_byte_of_a_text(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """``kla generate``: text, repeatability, colours, and what stops it."""
 
 import io
+import re
 import sys
 
 import pytest
@@ -97,12 +98,35 @@ def test_uncertainty_in_colours(folder, monkeypatch, setting, code):
     monkeypatch.setattr(sys, "stdout", screen)
     assert main(["generate", folder, "the", *SHORT, "--uncertainty", "--seed", "3"]) == 0
     found = screen.getvalue()
-    assert found.startswith("entropy in nats: ")
+    assert found.startswith("entropy in nats, from least to most here: ")
     assert found.count(f"\x1b[{code}") == found.count("\x1b[0m") > 5
-    # The surest and the least sure level have different colours.
-    paint = verb._marker("entropy")
-    assert paint("x", 0.0) != paint("x", 5.9)
-    assert paint("x", 5.9) == paint("x", 100.0)
+
+
+def test_colours_span_what_is_shown(monkeypatch):
+    """Values far from any fixed scale still differ, and the legend says where colours begin."""
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    shown = verb.Coloured("epistemic", "start ", 3)
+    for text, value in [("a", 0.002), ("b", 0.003), ("c", 0.012)]:
+        shown.show(text, value)
+    assert screen.getvalue() == ""
+    shown.finish()
+    legend, _, text = screen.getvalue().partition("\n")
+    colour = dict(re.findall(r"\x1b\[38;2;([\d;]+)m([^\x1b]+)", text))
+    by_text = {token: code for code, token in colour.items()}
+    marks = re.findall(r"\x1b\[38;2;([\d;]+)m([\d.]+)\+", legend)
+    assert [start for _, start in marks] == ["0.002", "0.004", "0.006", "0.008", "0.01"]
+    assert text.startswith("start \x1b")
+    assert by_text == {"b": marks[0][0], "c": marks[4][0]}  # a has the colour of b
+    assert legend.endswith("(up to 0.012)")
+
+
+def test_interrupted_colours_show_what_there_is(monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    verb.Coloured("entropy", "start", 3).finish()
+    assert screen.getvalue().endswith("start\n")
 
 
 def test_no_color_is_respected(folder, monkeypatch):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kalman_attention.cli import engines
 from kalman_attention.cli.main import main
+from kalman_attention.tools import engines
 from kalman_attention.tools.resources import KernelResources
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

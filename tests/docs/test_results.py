@@ -1,15 +1,18 @@
 """The tables of measured figures say what the result files say."""
 
 import json
+import re
 import statistics
 from typing import Any
 
 import pytest
 
+from kalman_attention._tables import markdown
 from kalman_attention.evaluation.benchmarks import BENCHMARKS
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.registry import load_experiment
-from kalman_attention.recipes.table import markdown
+from kalman_attention.recipes.series import CHOSEN
+from kalman_attention.report.collect import read_verdicts
 from tests.docs.markdown import ROOT, table_rows
 
 
@@ -21,6 +24,7 @@ def rows_of(page: str) -> list[list[str]]:
     return table_rows((ROOT / "docs" / page).read_text())
 
 
+VERDICTS = ("confirmed", "refuted", "open")
 MEASURED = (
     "mad",
     "mad-rates",
@@ -44,6 +48,48 @@ def test_tables_are_those_of_the_cells(name: str) -> None:
     # Token accuracy, and accuracy by position, stay with the cells.
     shown = "\n".join([first, *(table for table in others if "at the rates" in table)])
     assert [line for line in shown.splitlines() if line.startswith("|") and line not in page] == []
+
+
+def test_verdicts_are_those_of_the_file() -> None:
+    listed = [row for row in rows_of("results.md") if row[1:2] and row[1] in VERDICTS]
+    plain = [[re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", cell) for cell in row] for row in listed]
+    wanted = [[v.claim, v.verdict, v.scale, v.evidence] for v in read_verdicts(ROOT / "results")]
+    assert plain == wanted
+
+
+@pytest.mark.parametrize("name", ["pendulum", "physionet", "forecasting"])
+def test_tables_of_series_are_those_of_the_cells(name: str) -> None:
+    experiment, results = load_experiment(name), Results(ROOT / "results", "cpu")
+    there = [r for c in experiment.cells("cpu") if (r := results.load(c)) is not None]
+    rendered = "\n".join(markdown(table) for table in experiment.render("cpu", there))
+    assert rendered == (results.folder(name) / "tables.md").read_text()
+    page = (ROOT / "docs" / "series_models.md").read_text().splitlines()
+    assert [line for line in rendered.splitlines() if line not in page] == []
+
+
+def test_series() -> None:
+    experiment, results = load_experiment("series"), Results(ROOT / "results", "cpu")
+    there = [results.load(cell) for cell in experiment.cells("cpu")]
+    assert None not in there
+    rendered = "\n".join(markdown(table) for table in experiment.render("cpu", there))
+    assert rendered == (results.folder("series") / "tables.md").read_text()
+    page = (ROOT / "docs" / "series.md").read_text().splitlines()
+    assert [
+        line for line in rendered.splitlines() if line.startswith("|") and line not in page
+    ] == []
+
+
+def test_the_models_of_series_were_chosen_on_other_hidden_sets() -> None:
+    experiment, results = load_experiment("series"), Results(ROOT / "results", "cpu")
+    found: dict[tuple[str, str], list[float]] = {}
+    for cell in experiment.cells("cpu"):
+        result = results.load(cell)
+        if result is not None and cell.run.seed >= 100:
+            key = cell.labels["series"], cell.labels["model"]
+            found.setdefault(key, []).append(result["metrics"]["crps"])
+    for name in ("sunspots", "car"):
+        means = {key[1]: statistics.mean(x) for key, x in found.items() if key[0] == name}
+        assert min(means, key=means.__getitem__) == CHOSEN[name]
 
 
 def test_goals_of_the_scan() -> None:

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from kalman_attention.evaluation.uncertainty import attention_maps, format_table, token_table
+from kalman_attention.filtering.identities import attention_form
+from kalman_attention.filtering.moment import KLAState
 from tests.models.small import small, text
 
 
@@ -21,26 +23,43 @@ def test_token_table():
     assert math.isnan(token_table(model.uncertainty(ids), ids[0])[0].epistemic)
 
 
+FILTERS = [
+    {},
+    {"prior": "learned", "initial_mean": 1.0},
+    {"shared_slots": 2},
+    {"step_rank": 2},
+    {"shared_slots": 2, "num_reflections": 1},
+]
+
+
+@pytest.mark.parametrize("options", FILTERS, ids=str)
 @pytest.mark.parametrize("block", [0, -1])
-def test_attention_maps_give_the_read_out(block):
-    model, ids = small("kla*2"), text(2, 6)
+def test_attention_maps_give_the_read_out(block, options):
+    model, ids = small("kla*2", kla=options), text(2, 6)
     maps = attention_maps(model, ids, block=block, channels=[3, 7])
     x = model.embedding(ids)
     if block == -1:
         x = model.blocks[0](x).y
-    readout = model.blocks[block](x, hold=True).readout
+    layer, readout = model.blocks[block].mixer, model.blocks[block](x, hold=True).readout
     v = readout.evidence.v[..., [3, 7]]
-    y = torch.einsum("bcts,bsc->btc", maps, v)  # the unit prior has mean 0 and adds nothing
-    torch.testing.assert_close(y, readout.mean[..., [3, 7]], rtol=1e-4, atol=1e-5)
+    y = torch.einsum("bcts,bsc->btc", maps, v)
+    silent = readout.evidence._replace(v=torch.zeros_like(readout.evidence.v))
+    initial = layer._scan(silent, None, None, None, False).y[..., [3, 7]]  # of the first belief
+    torch.testing.assert_close(y + initial, readout.mean[..., [3, 7]], rtol=1e-4, atol=1e-5)
     assert torch.equal(maps, maps.tril())
+
+
+def test_attention_maps_are_those_of_the_paper():
+    model, ids = small("kla", kla={"prior": "learned"}), text(2, 7)
+    layer, readout = model.blocks[0].mixer, model.blocks[0](model.embedding(ids), hold=True).readout
+    q, k, _, lam_v = (x.double() for x in readout.evidence[:4])
+    a_bar, p_bar, first = layer.prior(2)
+    first = KLAState(*(z.double() for z in first))
+    form = attention_form(q, k, lam_v, a_bar.double(), p_bar.double(), first)
+    maps = attention_maps(model, ids, block=0, channels=range(16))
+    torch.testing.assert_close(maps.double(), form.attn_seq, rtol=1e-4, atol=1e-6)
 
 
 def test_attention_blocks_have_no_map():
     with pytest.raises(ValueError, match="no Kalman map"):
         attention_maps(small("attention + kla"), text(1, 3), block=0, channels=[0])
-
-
-@pytest.mark.parametrize("options", [{"shared_slots": 2}, {"step_rank": 2}])
-def test_other_filters_have_no_map(options):
-    with pytest.raises(ValueError, match="paper's filter"):
-        attention_maps(small("kla", kla=options), text(1, 3), block=0, channels=[0])

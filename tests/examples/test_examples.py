@@ -13,6 +13,7 @@ CASES = {
     "layer_in_your_model.py": ([], "streamed and whole differ by"),
     "train_language_model.py": (["--steps", "20"], "nats per byte"),
     "irregular_series.py": (["--steps", "5"], "in hindsight"),
+    "series.py": (["--out", "{tmp}"], "series.png"),
     "train_toy_recall.py": (["--steps", "5", "--folder", "{tmp}"], "best accuracy"),
     "hybrid.py": (["--steps", "5"], "attention + kla"),
     "replace_attention.py": (["--steps", "3"], "KiB of state after 4,096 tokens"),

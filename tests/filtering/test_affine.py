@@ -1,13 +1,13 @@
-"""``filtering/affine.py``: Theorem 2 and its corollary."""
+"""``filtering/maps.py``: Theorem 2 and its corollary."""
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kalman_attention.filtering import information
-from kalman_attention.filtering.affine import Affine
 from kalman_attention.filtering.evidence import token_evidence
 from kalman_attention.filtering.information import to_information
+from kalman_attention.filtering.maps import Affine
 from kalman_attention.ops.torch.prefix_scan import prefix_scan
 from tests.systems import assert_close, examples, random_state, random_system, reals
 

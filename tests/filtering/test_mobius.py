@@ -1,4 +1,4 @@
-"""``filtering/mobius.py``: Theorem 1 and its corollary."""
+"""``filtering/maps.py``: Theorem 1 and its corollary."""
 
 import torch
 from hypothesis import given
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kalman_attention.filtering import information
 from kalman_attention.filtering.evidence import token_evidence
 from kalman_attention.filtering.information import Information
-from kalman_attention.filtering.mobius import Mobius
+from kalman_attention.filtering.maps import Mobius
 from kalman_attention.ops.torch.prefix_scan import prefix_scan
 from tests.systems import (
     assert_close,

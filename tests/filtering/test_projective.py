@@ -1,4 +1,4 @@
-"""``filtering/projective.py``: mean and variance as one linear map."""
+"""``filtering/maps.py``: mean and variance as one linear map."""
 
 import torch
 from hypothesis import given
@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from kalman_attention.filtering import moment
 from kalman_attention.filtering.evidence import token_evidence
-from kalman_attention.filtering.mobius import Mobius
+from kalman_attention.filtering.maps import Mobius, Projective
 from kalman_attention.filtering.moment import KLAState
-from kalman_attention.filtering.projective import Projective
 from kalman_attention.ops.torch.prefix_scan import prefix_scan
 from tests.systems import (
     assert_close,

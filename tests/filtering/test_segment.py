@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from kalman_attention.filtering import moment
 from kalman_attention.filtering.evidence import token_evidence
+from kalman_attention.filtering.maps import Projective
 from kalman_attention.filtering.moment import KLAState
-from kalman_attention.filtering.projective import Projective
 from kalman_attention.filtering.segment import AdjointMap, FilterMap
 from kalman_attention.ops.torch.prefix_scan import prefix_scan
 from tests.systems import (

@@ -282,26 +282,40 @@ def test_weights_that_overflow_have_no_score(good, tmp_path, capsys):
     refused(capsys, ["generate", folder, "the"], str(folder), "NaN")
 
 
-def test_reports_do_not_follow_links_out_of_their_folder(good, tmp_path, capsys):
-    secret = tmp_path / "secret.svg"
-    secret.write_text("<svg>secret</svg>")
-    for name in ("learning_curves.svg", "cells/link"):
-        root = copied(good / "results", tmp_path / name.replace("/", "-"))
-        place = root / "mad-smoke" / name
-        if name == "cells/link":
-            (place,) = root.rglob("cells/*.json")
-            place.rename(secret.with_suffix(".json"))
-            place.symlink_to(secret.with_suffix(".json"))
-        else:
-            place.symlink_to(secret)
-        refused(capsys, ["report", root], str(place), "leads out of")
-    root = copied(good / "results", tmp_path / "within")
+@pytest.mark.parametrize(
+    "name",
+    ["variance-smoke/variance.svg", "scaling-smoke/scan.json", "verdicts.json", "lm/kla.json"],
+)
+def test_reports_do_not_follow_links_out_of_their_folder(good, tmp_path, capsys, name):
+    secret = tmp_path / "secret"
+    secret.write_text("{}")
+    root = copied(good / "results", tmp_path / "root")
+    place = root / name
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(secret)
+    refused(capsys, ["report", root], str(place), "leads out of")
+
+
+def test_reports_do_not_follow_links_to_cells(good, tmp_path, capsys):
+    root = copied(good / "results", tmp_path / "root")
+    (place,) = root.rglob("cells/*.json")
+    place.rename(tmp_path / "secret.json")
+    place.symlink_to(tmp_path / "secret.json")
+    refused(capsys, ["report", root], str(place), "leads out of")
+
+
+def test_reports_may_follow_links_within_their_folder(good, tmp_path):
+    root = copied(good / "results", tmp_path / "root")
+    (root / "variance-smoke").mkdir()
     (root / "picture.svg").write_text("<svg>mine</svg>")
-    (root / "mad-smoke/learning_curves.svg").symlink_to("../picture.svg")
+    (root / "variance-smoke/variance.svg").symlink_to("../picture.svg")
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
     (root / "report.html").symlink_to(secret)
     assert main(["report", str(root)]) == 0
-    assert secret.read_text() == "<svg>secret</svg>"
+    assert secret.read_text() == "secret"
     assert not (root / "report.html").is_symlink()
+    assert "<img" in (root / "report.html").read_text()
 
 
 def test_nothing_unpickles():

@@ -81,6 +81,16 @@ def test_a_verb_that_needs_an_extra_names_it(binaries: Path, tmp_path: Path) -> 
     assert "pip install 'kalman_attention[data]'" in done.stderr
 
 
+def test_the_templates_of_pages_are_there(binaries: Path, tmp_path: Path) -> None:
+    ours = {path.name for path in (ROOT / "src/kalman_attention/report/templates").iterdir()}
+    program = (
+        "from kalman_attention.report.page import TEMPLATES; "
+        "print(*(path.name for path in TEMPLATES.iterdir()))"
+    )
+    done = _run(binaries / "python", "-c", program, cwd=tmp_path)
+    assert set(done.stdout.split()) == ours, done.stderr
+
+
 def test_the_readme_blocks_run(binaries: Path, tmp_path: Path) -> None:
     """All but those that import an extra, one after another in one program."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)

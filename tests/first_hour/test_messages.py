@@ -11,6 +11,8 @@ import torch
 
 from kalman_attention.cli.main import main
 from kalman_attention.cli.paths import check_file, check_folder, in_words
+from kalman_attention.recipes import mad
+from kalman_attention.recipes.cell import Results
 from tests.evaluation.checkpoints import checkpoint
 from tests.processes import assert_refused, kla
 
@@ -76,6 +78,16 @@ def test_a_library_that_is_not_installed(monkeypatch, capsys):
     told = refused(capsys, "compare", "x")
     assert "this needs matplotlib, which is not installed" in told
     assert "pip install 'kalman_attention[plot]'" in told
+
+
+def test_a_page_needs_a_template_engine(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    results, cell = Results(tmp_path, "smoke"), mad.cells("smoke")[0]
+    metrics = {"accuracy": 0.5, "token_accuracy": 0.5}
+    results.save(cell, {"metrics": metrics, "curve": [{"step": 1, "accuracy": 0.5}]})
+    told = refused(capsys, "report", str(tmp_path))
+    assert "this needs jinja2, which is not installed" in told
+    assert "pip install 'kalman_attention[report]'" in told
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_tokenising_ends_with_the_command(tmp_path, book):
 def test_measuring_memory_ends_with_the_command(tmp_path):
     program = (
         "import os, signal, torch\n"
-        "from kalman_attention.cli.bench import measure\n"
+        "from kalman_attention.benchmarks import measure\n"
         "if __name__ == '__main__':\n"
         "    shape = measure.Shape(64, 65536, 64, 16)\n"
         "    measure.peak_memory(shape, 'reference', backward=False)\n"

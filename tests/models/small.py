@@ -26,13 +26,12 @@ def small(plan="kla*2", seed=0, d_state=4, **options):
     torch.manual_seed(seed)
     kla = KLAConfig(d_model=16, d_state=d_state, **options.pop("kla", {}))
     config = LanguageModelConfig(
-        vocab_size=VOCABULARY,
         d_model=16,
         plan=plan,
         kla=kla,
         attention=AttentionConfig(d_model=16, num_heads=2),
         mamba=MambaConfig(d_model=16, d_state=d_state),
-        **{"embedding_std": 1.0, **options},
+        **{"vocab_size": VOCABULARY, "embedding_std": 1.0, **options},
     )
     return LanguageModel(config)
 

@@ -101,3 +101,19 @@ def test_padding_and_packing():
     torch.testing.assert_close(padded.gain[0][:, 2:], alone.gain[0], rtol=1e-4, atol=1e-5)
     packed = model.uncertainty(torch.cat([ids, ids], 1), cu_seqlens=torch.tensor([0, 6, 12]))
     torch.testing.assert_close(packed.gain[2][:, 6:], alone.gain[2], rtol=1e-4, atol=1e-5)
+
+
+def test_variance_at_the_width_of_the_model():
+    model, ids = small("attention + kla*2"), text(2, 5)
+    found, plain = model.uncertainty(ids, variance_of="output"), model.uncertainty(ids)
+    assert found.variance[0] is None
+    x = model.embedding(ids)
+    for i, block in enumerate(model.blocks):
+        if i:
+            expected = block.mixer.mix(block.norm(x), return_variance="output").variance
+            assert expected.shape == (2, 5, 16)
+            torch.testing.assert_close(found.variance[i], expected, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(found.gain[i], plain.gain[i])
+        x = block(x).y
+    with pytest.raises(ValueError, match="'readout' or 'output'"):
+        model.uncertainty(ids, variance_of="hidden")

@@ -287,7 +287,7 @@ def test_wrong_states_are_reported_as_ever():
     layer, _, state, x = make()
     with pytest.raises(ValueError, match="convolution window"):
         layer.step(x, state._replace(conv=state.conv[:1]))
-    with pytest.raises(ValueError, match="goes on from a state"):
+    with pytest.raises(ValueError, match="needs a state"):
         layer.step(x, None)
 
 

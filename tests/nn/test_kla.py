@@ -34,6 +34,13 @@ VARIANTS = {
     "no convolution": {"conv_kernel": None},
     "rotating": {"shared_slots": 2, "num_reflections": 2, "prior": "learned"},
     "rotating, token steps": {"shared_slots": 4, "num_reflections": 1, "step_rank": 2},
+    "oscillating": {"shared_slots": 2, "frequencies": (0.1, 2.0), "prior": "learned"},
+    "oscillating, turned by tokens": {
+        "shared_slots": 2,
+        "frequencies": (0.5, 0.5),
+        "num_reflections": 1,
+        "step_rank": 2,
+    },
     "tracking": dataclasses.asdict(KLAConfig.tracking(d_model=D_MODEL, d_state=4)),
 }
 
@@ -415,3 +422,70 @@ def test_samples():
     assert torch.equal(certain.sample(), found.mean.unsqueeze(0))
     with pytest.raises(ValueError, match="return_variance=True"):
         layer.read(x).sample()
+
+
+def test_variance_of_the_output_is_that_of_a_linear_map():
+    torch.manual_seed(0)
+    layer, x = (
+        KLA(d_model=6, d_state=3, d_inner=12, skip=0.5).double(),
+        torch.randn(2, 5, 6).double(),
+    )
+    found = layer.read(x, return_variance=True)
+    # The output as a function of the read-out, differentiated: a matrix per token.
+    matrix = torch.func.vmap(torch.func.vmap(torch.func.jacrev(layer.write)))(
+        found.mean, *found.context
+    )
+    expected = torch.einsum("btid,btd->bti", matrix.square(), found.variance)
+    y, variance, _ = layer.mix(x, return_variance="output")
+    torch.testing.assert_close(variance, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(y, layer(x))
+    state = layer.mix(x[:, :4]).state
+    last = layer.step(x[:, 4], state, return_variance="output").variance
+    torch.testing.assert_close(last, expected[:, 4], rtol=1e-8, atol=1e-10)
+    with pytest.raises(ValueError, match="readout_norm"):
+        KLA(d_model=6, readout_norm=True).mix(x.float(), return_variance="output")
+
+
+def test_tokens_that_only_ask_bring_no_evidence():
+    layer, x = make(conv_kernel=None).double(), tokens(2, 6).double()
+    dt, seen = torch.rand(2, 6, dtype=torch.float64), torch.tensor([[1, 1, 0, 1, 0, 1]] * 2).bool()
+    found = layer.mix(x, dt=dt, seen=seen, return_variance=True)
+    # The same as leaving them out, with the time that passes before the next one added to its own.
+    kept = [0, 1, 3, 5]
+    gaps = torch.stack([dt[:, 0], dt[:, 1], dt[:, 2:4].sum(1), dt[:, 4:].sum(1)], 1)
+    expected = layer.mix(x[:, kept], dt=gaps, return_variance=True)
+    torch.testing.assert_close(found.y[:, kept], expected.y)
+    torch.testing.assert_close(found.variance[:, kept], expected.variance)
+    assert_same_state(found.state, expected.state)
+    state = layer.init_state(2)
+    for t in range(6):
+        one = layer.step(x[:, t], state, dt=dt[:, t], seen=seen[:, t])
+        torch.testing.assert_close(one.y, found.y[:, t])
+        state = one.state
+    with pytest.raises(ValueError, match="must be bool"):
+        layer(x, seen=seen.long())
+
+
+@pytest.mark.parametrize("options", [{}, {"shared_slots": 2, "frequencies": (0.3, 2.0)}])
+def test_smoothing_reads_the_belief_given_all_tokens(options):
+    layer = make(conv_kernel=None, prior="learned", **options).double()
+    hindsight = make(conv_kernel=None, prior="learned", smooth=True, **options).double()
+    hindsight.load_state_dict(layer.state_dict())
+    x, dt = tokens(2, 5).double(), torch.rand(2, 5, dtype=torch.float64)
+    found = hindsight.mix(x, dt=dt, return_variance=True)
+    filtered = layer.mix(x, dt=dt, return_variance=True)
+    torch.testing.assert_close(found.y[:, -1], filtered.y[:, -1])
+    assert (found.variance < filtered.variance + 1e-12).all()
+    assert not torch.allclose(found.y[:, 0], filtered.y[:, 0])
+    with pytest.raises(ValueError, match="whole sequences"):
+        hindsight.mix(x, hindsight.init_state(2))
+    with pytest.raises(ValueError, match="whole sequences"):
+        hindsight.step(x[:, 0], hindsight.init_state(2))
+
+
+def test_no_language_model_smooths():
+    from kalman_attention import LanguageModelConfig
+
+    smooth = KLAConfig(d_model=8, smooth=True)
+    with pytest.raises(ValueError, match="would let it read"):
+        LanguageModelConfig(vocab_size=9, d_model=8, plan="kla", kla=smooth)

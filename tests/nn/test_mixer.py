@@ -46,7 +46,7 @@ def test_wrong_input_is_refused_with_a_way_out(name):
     layer = make(name)
     for bad, message in (
         (torch.randn(7, WIDTH), r"unsqueeze\(0\)"),
-        (torch.randn(2, 7, 5), "5 wide, but this .* was made with d_model = 16"),
+        (torch.randn(2, 7, 5), "5 wide, but this .* was built with d_model = 16"),
         (torch.zeros(2, 7, dtype=torch.int64), "floating-point"),
         ([1.0], "floating-point"),
     ):
@@ -57,7 +57,7 @@ def test_wrong_input_is_refused_with_a_way_out(name):
     with pytest.raises(ValueError, match=r"mask is bool .*True for real tokens"):
         layer(torch.randn(2, 7, WIDTH), torch.ones(2, 6, dtype=torch.bool))
     mask = torch.ones(1, 7, dtype=torch.bool)
-    with pytest.raises(ValueError, match="exclude each other"):
+    with pytest.raises(ValueError, match="mutually exclusive"):
         layer(torch.randn(1, 7, WIDTH), mask, torch.tensor([0, 7]))
 
 

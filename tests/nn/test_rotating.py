@@ -55,6 +55,39 @@ def test_is_the_filter_of_a_latent_that_tokens_turn(slots: int, reflections: int
     assert not torch.allclose(plain.mean, found.mean, rtol=0.1)
 
 
+def test_frequencies_are_those_of_an_oscillator_seen_at_any_times() -> None:
+    """Against a dense filter of z' = [[-a, -w], [w, -a]] z + noise, by the matrix exponential."""
+    layer = KLA(
+        d_model=6, d_state=4, shared_slots=2, frequencies=(0.4, 3.0), conv_kernel=None, dt_max=0.3
+    ).double()
+    x, dt = tokens(1, 12), 3.0 * torch.rand(1, 12, dtype=torch.float64)
+    found = layer.read(x, dt=dt, return_variance=True)
+    e, (a_bar, p_bar, _) = found.evidence, layer.prior(1)
+    frequencies = layer.turns.log_frequency.exp()
+    torch.testing.assert_close(frequencies, torch.tensor([0.4, 3.0], dtype=torch.float64))
+    eye, channel = torch.eye(2, dtype=torch.float64), 3
+    y = torch.zeros(12, dtype=torch.float64)
+    y_var = torch.zeros_like(y)
+    for block, frequency in enumerate(frequencies):
+        rate = -a_bar[block, channel].log()
+        settled = p_bar[block, channel] / (1.0 - a_bar[block, channel] ** 2)
+        drift = -rate * eye + frequency * torch.tensor([[0.0, -1.0], [1.0, 0.0]]).double()
+        mean, covariance = torch.zeros(2, dtype=torch.float64), eye.clone()
+        for t in range(12):
+            move = torch.linalg.matrix_exp(dt[0, t] * drift)
+            noise = settled * (eye - move @ move.T)
+            mean, covariance = move @ mean, move @ covariance @ move.T + noise
+            k, q = (z[0, t, 2 * block : 2 * block + 2] for z in (e.k, e.q))
+            precision = k.square().sum() * e.lam_v[0, t, channel]
+            gain = covariance @ torch.linalg.inv(covariance + eye / precision)
+            mean = mean + gain @ (k * e.v[0, t, channel] / k.square().sum() - mean)
+            covariance = covariance - gain @ covariance
+            y[t] += q @ mean
+            y_var[t] += q @ covariance @ q
+    torch.testing.assert_close(found.mean[0, :, channel], y, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(found.variance[0, :, channel], y_var, rtol=1e-9, atol=1e-11)
+
+
 def test_gradients_are_those_of_the_definition() -> None:
     layer, x = make(), tokens(2, 12).requires_grad_()
     parameters = [x, *layer.parameters()]
@@ -132,8 +165,10 @@ def test_a_model_of_them_decodes_and_has_a_marginal_likelihood() -> None:
     [
         ({"shared_slots": 1}, "change its sign at every token"),
         ({"num_reflections": -1}, "at least 0"),
+        ({"frequencies": (0.1, 1.0)}, "blocks of two slots"),
+        ({"shared_slots": 2, "frequencies": (1.0, 0.1)}, "lowest <= highest"),
     ],
 )
-def test_bad_options(options: dict[str, int], message: str) -> None:
+def test_bad_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(**options)

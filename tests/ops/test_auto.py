@@ -76,7 +76,7 @@ def test_a_missing_or_broken_library_is_explained(
     path = tmp_path / "_kla_cpu.so"
     monkeypatch.setattr(library, "LIBRARY", path)
     try:
-        assert re.search(r"was not built.*have a C\+\+17 compiler", str(library.why_not()))
+        assert re.search(r"was not built.*put a C\+\+17 compiler", str(library.why_not()))
         path.write_bytes(b"not a library")
         library._open.cache_clear()
         assert "cannot be opened" in str(library.why_not())

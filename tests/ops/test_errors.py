@@ -38,7 +38,10 @@ MISTAKES: dict[str, tuple[Callable[[Arguments], Arguments], str]] = {
     ),
     "not a tensor": (lambda x: {**x, "v": [1.0]}, "v must be a torch.Tensor"),
     "integers": (lambda x: {**x, "v": x["v"].long()}, "v is int64"),
-    "float64 among float32": (lambda x: {**x, "k": x["k"].double()}, "k is float64.*not mixed"),
+    "float64 among float32": (
+        lambda x: {**x, "k": x["k"].double()},
+        "k is float64.*cannot be mixed",
+    ),
     "half dynamics": (
         lambda x: {**x, "a_bar": x["a_bar"].bfloat16()},
         r"a_bar is bfloat16 but must be float32.*a_bar\.to\(torch\.float32\)",
@@ -64,7 +67,7 @@ MISTAKES: dict[str, tuple[Callable[[Arguments], Arguments], str]] = {
             "mask": torch.ones(1, T, dtype=torch.bool),
             "cu_seqlens": torch.tensor([0, T]),
         },
-        "mask and cu_seqlens exclude each other",
+        "mask and cu_seqlens are mutually exclusive",
     ),
     "packed batch": (
         lambda x: {**x, "state": None, "cu_seqlens": torch.tensor([0, T])},

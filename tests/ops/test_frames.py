@@ -214,7 +214,7 @@ def test_errors_say_what_instead() -> None:
     q, k, u_h = draw(2, 5, 2, 4, 2)
     with pytest.raises(ValueError, match=r"u_h is \[2, 5, 2, 8\] but must be \[B, T, n_h, G, m\]"):
         into_frames(q, k, u_h.flatten(3))
-    with pytest.raises(ValueError, match="Float64 is not mixed"):
+    with pytest.raises(ValueError, match="Float64 cannot be mixed"):
         into_frames(q, k, u_h.float())
     with pytest.raises(ValueError, match="cuda"):
         into_frames(q, k, u_h, engine="cuda")

@@ -203,7 +203,7 @@ def test_gradients_in_parallel_are_those_of_the_loop(name: str) -> None:
 
 def test_the_choice_of_an_engine() -> None:
     x = random_system(B=1, T=3)
-    with pytest.raises(ValueError, match="'matrix' filters and does not smooth"):
+    with pytest.raises(ValueError, match="'matrix' can filter but not smooth"):
         kla_smooth(*x, engine="matrix")
     with pytest.raises(ValueError, match="engine='associative' can"):
         kla_smooth(*x._replace(v=x.v.clone().requires_grad_()), engine="cpu")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from kalman_attention._tables import Table, markdown, percent
 from kalman_attention.published import MAD, MAD_TASKS, PROCESS_NOISE
 from kalman_attention.recipes import mad, mad_rates, training_length
 from kalman_attention.recipes.cell import Cell, Results, differences, plain
 from kalman_attention.recipes.experiment import SCALES, best, mean_of_best
 from kalman_attention.recipes.registry import EXPERIMENTS, load_experiment
 from kalman_attention.recipes.runner import run_cells
-from kalman_attention.recipes.table import Table, markdown, percent
 from kalman_attention.tasks.registry import MAD as TASK_NAMES
 from kalman_attention.tasks.registry import make_task
 

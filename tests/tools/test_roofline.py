@@ -57,7 +57,7 @@ def test_bytes_are_counted_as_the_kernels_move_them(
     counter: Counter, fill: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kalman_attention.ops.checks import check_scan
-    from kalman_attention.ops.triton.engine import backward, forward
+    from kalman_attention.ops.triton import backward, forward
 
     shrink(monkeypatch, fill=fill, lanes=16)
     B, T, D, N = SIZES

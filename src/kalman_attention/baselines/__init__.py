@@ -1,1 +1,1 @@
-"""Other mixers with the interface of ``nn.KLA``, to compare with and to combine with."""
+"""Other mixers with the interface of ``nn.KLA``, for comparison and for hybrid models."""

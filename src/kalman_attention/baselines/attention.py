@@ -1,4 +1,4 @@
-"""Causal softmax attention: rotary positions and QK-norm on request, KV cache."""
+"""Causal softmax attention with a KV cache; rotary positions and QK-norm are optional."""
 
 import math
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Mask
+from kalman_attention.baselines.common import mix_documents
 from kalman_attention.nn.decoding import project
 from kalman_attention.nn.mixer import LayerOutput, Mixer
 from kalman_attention.nn.norms import rms_norm
-from kalman_attention.nn.packing import mix_documents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +20,10 @@ class AttentionConfig:
 
     Attributes:
         d_model: width of input and output.
-        num_heads: heads; None means heads of 64 channels, or one head if d_model is below 64.
+        num_heads: number of heads; None means heads of 64 channels, at least one.
         qk_norm: divide queries and keys by their root mean square.
         rotary_base: longest wavelength of the rotary positions, in tokens over 2 pi; None for no
-            positions at all, which leaves order to the causal mask and to other mixers.
+            positions, in which case order is known only through the causal mask and other mixers.
     """
 
     d_model: int
@@ -31,7 +31,7 @@ class AttentionConfig:
     qk_norm: bool = True
     rotary_base: float | None = 10_000.0
 
-    # Tools for transformers ask every module named Attention; there the model's config says it.
+    # transformers reads this from every module named Attention; the model's config decides instead.
     _attn_implementation: ClassVar[None] = None
 
     def __post_init__(self) -> None:
@@ -50,6 +50,7 @@ class AttentionConfig:
     @property
     def heads(self) -> int:
         """Number of heads."""
+        # 64 channels per head are usual, and every fused kernel supports them.
         return max(1, self.d_model // 64) if self.num_heads is None else self.num_heads
 
     @property
@@ -63,13 +64,13 @@ class AttentionState(NamedTuple):
 
     Attributes:
         keys: rotated keys, ``[R, H, capacity, head_dim]``; the first ``length`` are filled.
-        values: likewise.
-        real: which of the filled places hold a token, ``[R, length]`` bool; None means all.
-        seen: tokens seen so far per row, ``[R]``.
-        length: filled places. Below the capacity the next tokens are written in place: an explicit
-            decode cache, made by ``init_state(..., capacity=n)``. Otherwise every call copies.
-            As a tensor of no axes, for compiled decoding, nothing depends on its value but masks:
-            ``real`` is then ``[R, capacity]``, and everything is written in place.
+        values: values, in the same shape.
+        real: which of the filled entries hold a token, ``[R, length]`` bool; None means all.
+        seen: number of tokens so far per row, ``[R]``.
+        length: number of filled entries. Below the capacity new tokens are written in place, as in
+            a cache made by ``init_state(..., capacity=n)``; otherwise every call copies. For
+            compiled decoding it is a scalar tensor on whose value only masks depend: ``real`` is
+            then ``[R, capacity]``, and all tokens are written in place.
     """
 
     keys: Tensor
@@ -80,10 +81,10 @@ class AttentionState(NamedTuple):
 
 
 class Attend(nn.Module):
-    """Softmax attention of queries over keys: a module, so that a hook can see the weights.
+    """Softmax attention of queries over keys: a module, so that hooks can see the weights.
 
     Attributes:
-        fused: by torch's fused kernel, which keeps no weights; otherwise step by step.
+        fused: use torch's fused kernel, which does not return weights.
     """
 
     fused: bool = True
@@ -96,12 +97,12 @@ class Attend(nn.Module):
         Args:
             q: queries, ``[B, H, T, head_dim]``.
             keys: ``[B, H, S, head_dim]``.
-            values: likewise.
-            allowed: where a query may look, ``[..., T, S]`` bool; None for everywhere.
-            causal: instead of ``allowed``, up to the query's own place; T = S.
+            values: ``[B, H, S, head_dim]``.
+            allowed: which keys a query may attend to, ``[..., T, S]`` bool; None for all.
+            causal: instead of ``allowed``, attend to keys up to the query's own position; T = S.
 
         Returns:
-            What was read, like ``q``, and the weights ``[B, H, T, S]``, None of the fused kernel.
+            The result, like ``q``, and the weights ``[B, H, T, S]``, None for the fused kernel.
         """
         if self.fused:
             attention = nn.functional.scaled_dot_product_attention
@@ -121,7 +122,7 @@ class Attention(Mixer):
 
     Args:
         config: options.
-        **fields: the same by name, as in ``Attention(d_model=64)``.
+        **fields: the same options by name, as in ``Attention(d_model=64)``.
     """
 
     options: ClassVar[type[Any]] = AttentionConfig
@@ -137,14 +138,14 @@ class Attention(Mixer):
     def init_state(
         self, batch_size: int, *, capacity: int = 0, like: Tensor | None = None
     ) -> AttentionState:
-        """An empty cache; with a capacity, room for that many tokens is set aside."""
+        """An empty cache, with memory reserved for ``capacity`` tokens."""
         like, c = self._like(like), self.config
         shape = (batch_size, c.heads, capacity, c.head_dim)
         seen = torch.zeros(batch_size, dtype=torch.int64, device=like.device)
         return AttentionState(like.new_zeros(shape), like.new_zeros(shape), None, seen, 0)
 
     def reserve(self, state: AttentionState, capacity: int) -> AttentionState:
-        """A copy with room for more tokens, to be filled in place."""
+        """A copy with memory for more tokens, to be filled in place."""
         room = (0, 0, 0, capacity)
         keys, values = (
             nn.functional.pad(z[:, :, : state.length], room) for z in (state.keys, state.values)
@@ -160,7 +161,7 @@ class Attention(Mixer):
         *,
         return_variance: bool = False,
     ) -> LayerOutput:
-        """Mix a piece of sequences, going on from ``state``; see ``Mixer``. No variance."""
+        """Mix a piece of sequences, continuing from ``state``; see ``Mixer``. No variance."""
         self._check(x, mask, cu_seqlens)
         if cu_seqlens is not None:
             return mix_documents(self.mix, x, state, cu_seqlens)
@@ -195,7 +196,7 @@ class Attention(Mixer):
         return LayerOutput(found.y.squeeze(1), None, found.state)
 
     def _place(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Normalise heads ``[B, T, H, head_dim]`` and turn them to their positions."""
+        """Normalise heads ``[B, T, H, head_dim]`` and rotate them by their positions."""
         if self.config.qk_norm:
             x = rms_norm(x)
         base = self.config.rotary_base
@@ -214,7 +215,7 @@ class Attention(Mixer):
         place = (torch.arange(T, device=q.device) + start).unsqueeze(1)  # of every query
         allowed = slot <= place  # [T, S]
         if real is not None:
-            # A query in padding may look at itself: an empty row has no softmax.
+            # A query at padding attends to itself: the softmax of an empty row is NaN.
             allowed = ((allowed & real.unsqueeze(1)) | (slot == place)).unsqueeze(1)
         y = self.attend(q, keys, values, allowed, False)[0]
         return y
@@ -223,7 +224,7 @@ class Attention(Mixer):
 def _append(
     state: AttentionState, k: Tensor, v: Tensor, mask: Mask | None
 ) -> tuple[AttentionState, Tensor, Tensor]:
-    """Add keys and values ``[B, H, T, head_dim]``; return the new state and all filled places."""
+    """Append keys and values ``[B, H, T, head_dim]``; return the new state and all entries."""
     length, T = state.length, k.shape[2]
     assert not isinstance(length, Tensor)
     end = length + T
@@ -247,7 +248,7 @@ def _append(
 def _put(
     state: AttentionState, k: Tensor, v: Tensor, mask: Mask | None
 ) -> tuple[AttentionState, Tensor, Tensor]:
-    """As ``_append``, in place whatever the length is, of which no program depends."""
+    """Like ``_append``, but always in place, so that no compiled program depends on the length."""
     (B, _, T, _), device = k.shape, k.device
     real = state.real
     assert real is not None
@@ -262,10 +263,11 @@ def _put(
 
 
 def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Rotary positions: turn channel pairs of ``[B, T, H, C]`` by angles that grow with position.
+    """Rotary positions: rotate channel pairs of ``[B, T, H, C]`` by angles that grow with position.
 
-    Channel c is paired with channel c + C / 2. Angles are float32 whatever the dtype of x.
+    Channel c is paired with channel c + C / 2.
     """
+    # Angles are float32 for every dtype of x: bfloat16 cannot count beyond 256.
     half, dtype = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
     rate = base ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     angle = (positions.float().unsqueeze(-1) * rate).unsqueeze(2).to(dtype)  # [B, T, 1, C / 2]

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Mask
-from kalman_attention.baselines.chunks import (
+from kalman_attention.baselines.common import (
+    HeadSizes,
+    MatrixMixer,
     carry,
     chunk_size,
+    fla_kernel,
     from_chunks,
     segment_sums,
     split_heads,
     to_chunks,
 )
-from kalman_attention.baselines.fla_kernels import fla_kernel
-from kalman_attention.baselines.head_sizes import HeadSizes
-from kalman_attention.baselines.matrix_mixer import MatrixMixer
 from kalman_attention.nn.decoding import project
 from kalman_attention.nn.float32 import (
     KeepsFloat32,
@@ -43,16 +43,16 @@ from kalman_attention.nn.short_conv import ShortConv
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaNetConfig(HeadSizes):
-    """Options of Gated DeltaNet, besides the sizes; the defaults are the published ones.
+    """Options of Gated DeltaNet; the defaults are the published ones.
 
     Attributes:
         expand_k: width of all keys together, in units of d_model.
         expand_v: width of all values together, in units of d_model.
         conv_kernel: taps of the convolution of q, k and v.
-        negative_eigenvalues: let beta reach from 0 to 2 instead of 1 (Grazzi et al.,
-            arXiv:2411.12537). Beyond 1 a token turns what it finds over instead of erasing it, and
-            a product of such reflections tracks states that decays cannot.
-        norm_eps: of the output norm.
+        negative_eigenvalues: let beta range from 0 to 2 instead of 1 (Grazzi et al.,
+            arXiv:2411.12537). Beyond 1 a token reflects the memory along its key instead of erasing
+            it, and products of reflections track states that decays cannot.
+        norm_eps: epsilon of the output norm.
     """
 
     expand_k: float = 0.75
@@ -63,11 +63,11 @@ class GatedDeltaNetConfig(HeadSizes):
 
 
 class GatedDeltaNetState(NamedTuple):
-    """What the layer carries from one call to the next.
+    """The recurrent state of the layer.
 
     Attributes:
-        conv: the last tokens that the convolution saw, ``[R, conv_kernel - 1, channels]``.
-        matrix: of every head, ``[R, H, K, V]``, at least float32.
+        conv: the last inputs of the convolution, ``[R, conv_kernel - 1, channels]``.
+        matrix: the memory of every head, ``[R, H, K, V]``, at least float32.
     """
 
     conv: Tensor
@@ -92,9 +92,9 @@ class DeltaDecay(KeepsFloat32):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Rates uniform in (0, 16], step sizes log-uniform in [0.001, 0.1]."""
+        """As published: rates uniform in (0, 16], step sizes log-uniform in [0.001, 0.1]."""
         if self.A_log.is_meta:
-            return  # nothing to start, and torch would import its compiler for it
+            return  # nothing to initialise, and torch would import its compiler for it
         shape, dtype = tuple(self.A_log.shape), self.A_log.dtype
         self.A_log.copy_(torch.log(16.0 * (1.0 - torch.rand(shape, dtype=dtype))))
         self.dt_bias.copy_(inverse_softplus(log_uniform(shape, 1e-3, 1e-1, dtype)))
@@ -110,7 +110,7 @@ class GatedDeltaNet(MatrixMixer):
 
     Args:
         config: options.
-        **fields: the same by name, as in ``GatedDeltaNet(d_model=64)``.
+        **fields: the same options by name, as in ``GatedDeltaNet(d_model=64)``.
     """
 
     options: ClassVar[type[Any]] = GatedDeltaNetConfig
@@ -145,7 +145,7 @@ class GatedDeltaNet(MatrixMixer):
         stream, gate, rate, step = torch.split(project(self.in_proj, x), self._split, -1)
         stream, window = self.conv(stream, state.conv, mask)
         q, k, v = split_heads(nn.functional.silu(stream), self._heads, c.num_heads)
-        # The published floor: 1e-6 is added to the squared length.
+        # As published, 1e-6 is added to the squared length.
         q, k = l2_norm(q, eps=1e-3), l2_norm(k, eps=1e-3)
         log_alpha = self.decay(step)
         beta = rate.to(log_alpha.dtype).sigmoid()
@@ -164,7 +164,7 @@ class GatedDeltaNet(MatrixMixer):
 def delta_recurrence(
     q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The definition: one token after the other.
+    """The definition: a loop over tokens.
 
     Args:
         q: queries, ``[B, T, H, K]``.
@@ -175,7 +175,7 @@ def delta_recurrence(
         state: ``[B, H, K, V]``.
 
     Returns:
-        Outputs ``[B, T, H, V]`` and the last state, at least float32.
+        Outputs ``[B, T, H, V]`` and the final state, at least float32.
     """
     q, k, v, log_alpha, beta, state = widened(q, k, v, log_alpha, beta, state)
     y = []
@@ -209,6 +209,7 @@ def delta_chunked(
     q, k, v, log_alpha, beta, state = widened(q, k, v, log_alpha, beta, state)
     q, k, v, log_alpha, beta = (to_chunks(x, size) for x in (q, k, v, log_alpha, beta))
     decay = segment_sums(log_alpha).exp()
+    # d_i above, and the decay from every token to the end of its chunk.
     from_start, to_end = log_alpha.cumsum(-1).exp().unsqueeze(-1), decay[..., -1, :].unsqueeze(-1)
     weighted = k * beta.unsqueeze(-1)
     system = (weighted @ k.mT) * decay

@@ -17,10 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Mask
-from kalman_attention.baselines.chunks import carry, chunk_size, from_chunks, split_heads, to_chunks
-from kalman_attention.baselines.fla_kernels import fla_kernel
-from kalman_attention.baselines.head_sizes import HeadSizes
-from kalman_attention.baselines.matrix_mixer import MatrixMixer
+from kalman_attention.baselines.common import (
+    HeadSizes,
+    MatrixMixer,
+    carry,
+    chunk_size,
+    fla_kernel,
+    from_chunks,
+    split_heads,
+    to_chunks,
+)
 from kalman_attention.nn.decoding import project
 from kalman_attention.nn.float32 import (
     Float32Linear,
@@ -33,12 +39,13 @@ from kalman_attention.nn.norms import RMSNorm
 
 @dataclass(frozen=True, kw_only=True)
 class GLAConfig(HeadSizes):
-    """Options of gated linear attention, besides the sizes; the defaults are the published ones.
+    """Options of gated linear attention; the defaults are the published ones.
 
     Attributes:
         gate_low_rank_dim: rank of the projection to the decays.
-        gate_logit_normalizer: alpha = sigmoid(logit)^(1 / normalizer): larger forgets more slowly.
-        norm_eps: of the output norm.
+        gate_logit_normalizer: alpha = sigmoid(logit)^(1 / normalizer); larger means slower
+            forgetting.
+        norm_eps: epsilon of the output norm.
     """
 
     gate_low_rank_dim: int = 16
@@ -55,7 +62,7 @@ class GLAConfig(HeadSizes):
 
 
 class GLAState(NamedTuple):
-    """What the layer carries: the matrix of every head, ``[R, H, K, V]``, at least float32."""
+    """The recurrent state: the matrix of every head, ``[R, H, K, V]``, at least float32."""
 
     matrix: Tensor
 
@@ -65,7 +72,7 @@ class GLA(MatrixMixer):
 
     Args:
         config: options.
-        **fields: the same by name, as in ``GLA(d_model=64)``.
+        **fields: the same options by name, as in ``GLA(d_model=64)``.
     """
 
     options: ClassVar[type[Any]] = GLAConfig
@@ -111,7 +118,7 @@ class GLA(MatrixMixer):
 def gla_recurrence(
     q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The definition: one token after the other.
+    """The definition: a loop over tokens.
 
     Args:
         q: queries, ``[B, T, H, K]``.
@@ -121,7 +128,7 @@ def gla_recurrence(
         state: ``[B, H, K, V]``.
 
     Returns:
-        Outputs ``[B, T, H, V]`` and the last state, at least float32.
+        Outputs ``[B, T, H, V]`` and the final state, at least float32.
     """
     q, k, v, log_alpha, state = widened(q, k, v, log_alpha, state)
     y = []
@@ -138,8 +145,8 @@ def gla_chunked(
 ) -> tuple[Tensor, Tensor]:
     """The same in matrix products over chunks; arguments and result as for ``gla_recurrence``.
 
-    No exponent is ever positive, and none is a difference of sums: decays of any strength neither
-    overflow nor cost digits.
+    No exponent is positive, and none is a difference of sums, so decays of any strength neither
+    overflow nor lose digits.
     """
     T = q.shape[1]
     kernel = fla_kernel("gla", "chunk_gla", k, v)
@@ -156,19 +163,19 @@ def gla_chunked(
 
 
 class _Scores(NamedTuple):
-    """Attention inside a chunk, ``[..., L, L]``, and the log decays to its borders."""
+    """Attention inside a chunk, ``[..., L, L]``, and the log decays to its two ends."""
 
     scores: Tensor
-    from_start: Tensor  # [..., L, K]: of the start, as seen by each token
-    to_end: Tensor  # [..., L, K]: of each token, as seen by the last
-    total: Tensor  # [..., K]
+    from_start: Tensor  # [..., L, K]: from the start of the chunk to each token
+    to_end: Tensor  # [..., L, K]: from each token to the end of the chunk
+    total: Tensor  # [..., K]: over the whole chunk
 
 
 def _decayed_scores(q: Tensor, k: Tensor, log_alpha: Tensor) -> _Scores:
-    """q_i^T diag(alpha_{j+1} ... alpha_i) k_j for j <= i, by halves.
+    """q_i^T diag(alpha_{j+1} ... alpha_i) k_j for j <= i, by recursive halving.
 
-    A query in the second half meets a key in the first at the border between them: one factor
-    decays from the key to the border, one from the border to the query.
+    The decay from a key in the first half to a query in the second is the product of two: from the
+    key to the middle, and from the middle to the query.
     """
     L = q.shape[-2]
     if L == 1:

@@ -1,11 +1,11 @@
-"""The LSTM (Hochreiter and Schmidhuber, 1997) as a mixer: the upper reference of state tracking.
+"""The LSTM (Hochreiter and Schmidhuber, 1997) as a mixer: the upper bound in state tracking.
 
 ::
 
     i, f, o = sigmoid(W x + U h)      c' = f c + i tanh(W x + U h)      h' = o tanh(c')
 
-Its state goes through a nonlinearity at every token, which is why it can count and permute, and
-why no scan computes it: time is walked one token after the other.
+Its state passes through a nonlinearity at every token. That is why it can count and permute, and
+why no scan can compute it: time is sequential.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Mask
-from kalman_attention.baselines.matrix_mixer import MatrixMixer
+from kalman_attention.baselines.common import MatrixMixer
 from kalman_attention.nn.float32 import KeepsFloat32, at_least_float32, widened
 
 
@@ -26,7 +26,7 @@ class LSTMConfig:
     Attributes:
         d_model: width of input and output.
         d_inner: hidden units; None means d_model.
-        forget_bias: initial bias of the forget gate: 1 lets it remember at first.
+        forget_bias: initial bias of the forget gate; 1 makes it remember initially.
     """
 
     d_model: int
@@ -46,7 +46,7 @@ class LSTMConfig:
 
 
 class LSTMState(NamedTuple):
-    """What the layer carries from one call to the next.
+    """The recurrent state of the layer.
 
     Attributes:
         hidden: the output h of the last token, ``[R, D]``, at least float32.
@@ -58,7 +58,7 @@ class LSTMState(NamedTuple):
 
 
 class Recurrence(KeepsFloat32, nn.LSTM):
-    """torch's LSTM with one layer, the start of the forget gate, and rows first; at least float32.
+    """torch's LSTM with one layer and an initial forget bias, at least float32.
 
     Args:
         config: options of the mixer.
@@ -71,11 +71,11 @@ class Recurrence(KeepsFloat32, nn.LSTM):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """As ``nn.LSTM``, but for the biases: 0, and ``forget_bias`` for the forget gate."""
+        """Like ``nn.LSTM``, but with biases of 0, and of ``forget_bias`` for the forget gate."""
         super().reset_parameters()
         first, second = (getattr(self, name) for name in ("bias_ih_l0", "bias_hh_l0"))
         if first.is_meta:
-            return  # nothing to start, and torch would import its compiler for it
+            return  # nothing to initialise, and torch would import its compiler for it
         first.zero_()
         second.zero_()
         # torch's order is input, forget, cell, output.
@@ -87,7 +87,7 @@ class LSTM(MatrixMixer):
 
     Args:
         config: options.
-        **fields: the same by name, as in ``LSTM(d_model=64)``.
+        **fields: the same options by name, as in ``LSTM(d_model=64)``.
     """
 
     options: ClassVar[type[Any]] = LSTMConfig
@@ -117,6 +117,7 @@ class LSTM(MatrixMixer):
         if mask is None:
             h, state = self._run(x, state)
             return self.out_proj(h.to(dtype)), state
+        # torch's LSTM knows no mask: with padding, take single steps and keep the old state there.
         for t in range(x.shape[1]):
             h, after = self._run(x[:, t : t + 1], state)
             real = mask[:, t].unsqueeze(-1)

@@ -10,12 +10,18 @@ r"""Mamba (S6): a selective state space as a mixer (``eq:mamba-rec``).
     y  = sum_n C h'
     out_proj((y + skip u) SiLU(gate))     -> [B, T, d_model]
 
-Published start: A = -(1..N) in every channel, skip 1, softplus(raw_dt) log-uniform in
-[dt_min, dt_max], dt_proj uniform within dt_rank^-0.5. Each module starts its own parameters, and
-nothing starts them again: with the step-size bias at 0 the memory would begin about a hundred
+Published initialisation: A = -(1..N) in every channel, skip 1, softplus(raw_dt) log-uniform in
+[dt_min, dt_max], dt_proj uniform within dt_rank^-0.5. Each module initialises its own parameters,
+and nothing overwrites them: with a step-size bias of 0 the initial memory would be about a hundred
 times shorter.
+
+Where the package ``mamba_ssm`` is installed and can serve a call, its CUDA kernel runs instead of
+``linear_scan``: whole sequences from an empty state, without padding or packing, not in float64.
+That path is written from the documentation of the package and has never run on a GPU.
 """
 
+import functools
+import importlib.util
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -24,7 +30,6 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Belief, Dynamics, Keys, Mask, Values
-from kalman_attention.baselines import mamba_kernels
 from kalman_attention.nn.decoding import project
 from kalman_attention.nn.float32 import KeepsFloat32, at_least_float32
 from kalman_attention.nn.links import inverse_softplus, log_uniform
@@ -44,11 +49,11 @@ class MambaConfig:
         expand: channels of the scan as a multiple of d_model (the paper's MAD table uses 1).
         conv_kernel: taps of the causal convolution, which has a bias.
         dt_rank: rank of the step-size projection; None means d_model / 16, rounded up.
-        dt_min: smallest initial step size; the start is log-uniform.
+        dt_min: smallest initial step size; initial values are log-uniform.
         dt_max: largest initial step size.
-        dt_floor: initial step sizes below are raised to it.
-        readout_norm: divide what the scan gives by its root mean square over the channels, before
-            skip and gate; not in the published block.
+        dt_floor: lower bound of initial step sizes.
+        readout_norm: divide the output of the scan by its root mean square over the channels,
+            before skip and gate; not in the published block.
     """
 
     d_model: int
@@ -86,10 +91,10 @@ class MambaConfig:
 
 
 class MambaState(NamedTuple):
-    """What a Mamba layer carries from one call to the next.
+    """The recurrent state of a Mamba layer.
 
     Attributes:
-        conv: the last K - 1 tokens that the convolution saw, ``[R, K - 1, D]``.
+        conv: the last K - 1 inputs of the convolution, ``[R, K - 1, D]``.
         hidden: the state of the scan, ``[R, N, D]``, float32 or float64.
     """
 
@@ -125,9 +130,9 @@ class StateSpace(KeepsFloat32):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start afresh: rates 1 to N, step sizes log-uniform."""
+        """Initialise rates to 1 ... N, step sizes log-uniformly."""
         if self.log_A.is_meta:
-            return  # nothing to start, and torch would import its compiler for it
+            return  # nothing to initialise, and torch would import its compiler for it
         config, like = self.config, self.log_A
         rates = torch.arange(1, config.d_state + 1, dtype=like.dtype, device=like.device)
         self.log_A.copy_(rates.log().unsqueeze(1).expand_as(like))
@@ -146,7 +151,7 @@ class Mamba(Mixer):
 
     Args:
         config: options; ``MambaConfig(d_model=...)`` is the published block.
-        **fields: the same by name, as in ``Mamba(d_model=64)``.
+        **fields: the same options by name, as in ``Mamba(d_model=64)``.
     """
 
     options: ClassVar[type[Any]] = MambaConfig
@@ -161,7 +166,7 @@ class Mamba(Mixer):
         self.in_proj = nn.Linear(d_model, 2 * D, bias=False)
         self.conv = ShortConv(D, config.conv_kernel)
         self.select_proj = nn.Linear(D, sum(self._split), bias=False)
-        # nn.Linear's own start, uniform within fan_in^-0.5, is the published one of this matrix.
+        # nn.Linear's default, uniform within fan_in^-0.5, is the published one for this matrix.
         self.dt_proj = nn.Linear(config.rank, D, bias=False)
         self.state_space = StateSpace(config)
         self.readout_norm = RMSNorm(D) if config.readout_norm else None
@@ -185,16 +190,16 @@ class Mamba(Mixer):
         *,
         return_variance: bool = False,
     ) -> LayerOutput:
-        """Mix a piece of sequences, going on from ``state``; see ``Mixer``. No variance."""
+        """Mix a piece of sequences, continuing from ``state``; see ``Mixer``. No variance."""
         self._check(x, mask, cu_seqlens)
         if mask is not None:
-            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)  # whatever stands in padding, even NaN
+            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)  # padding may hold anything, even NaN
         stream, gate = project(self.in_proj, x).chunk(2, -1)  # [B, T, D] each
         window, hidden = (None, None) if state is None else state
         u, window = self.conv(stream, window, mask, cu_seqlens)
         inputs, A = self.select(nn.functional.silu(u))
-        if mask is None and cu_seqlens is None and hidden is None and mamba_kernels.serves(u):
-            y, hidden = mamba_kernels.selective_scan(*inputs, A)
+        if mask is None and cu_seqlens is None and hidden is None and kernel_serves(u):
+            y, hidden = kernel_scan(*inputs, A)
         else:
             y, hidden = self._scan(inputs, A, hidden, mask, cu_seqlens)
         return LayerOutput(self.write(y, inputs.u, gate), None, MambaState(window, hidden))
@@ -220,7 +225,7 @@ class Mamba(Mixer):
         return LayerOutput(y, None, MambaState(window, hidden))
 
     def select(self, u: Values) -> tuple[SelectiveInputs, Dynamics]:
-        """What the tokens let into the state and read from it, and the decay rates A."""
+        """The input and read-out operators and step sizes of all tokens, and the decay rates A."""
         low, B, C = torch.split(project(self.select_proj, u), self._split, -1)
         dt, A = self.state_space(project(self.dt_proj, low))
         return SelectiveInputs(u, dt, B, C), A
@@ -243,3 +248,37 @@ class Mamba(Mixer):
         return linear_scan(
             *inputs[:2], A, *inputs[2:], state=hidden, mask=mask, cu_seqlens=cu_seqlens
         )
+
+
+def kernel_serves(u: Values) -> bool:
+    """Whether the kernel of ``mamba_ssm`` can process a sequence ``[B, T, D]``."""
+    return u.is_cuda and u.shape[1] > 0 and u.dtype != torch.float64 and _installed()
+
+
+def kernel_scan(u: Values, dt: Values, B: Keys, C: Keys, A: Dynamics) -> LinearScanOutput:
+    """``linear_scan`` from an empty state, by the kernel of ``mamba_ssm``.
+
+    The kernel has no gradient for the final state, which is returned detached.
+
+    Args:
+        u: inputs, ``[B, T, D]``.
+        dt: step sizes, ``[B, T, D]``.
+        B: input operators, ``[B, T, N]``.
+        C: read-out operators, ``[B, T, N]``.
+        A: decay rates, ``[N, D]``.
+    """
+    along_time = [x.transpose(1, 2).contiguous() for x in (u, dt.to(u.dtype), B, C)]
+    x, steps, inputs, outputs = along_time  # [B, D, T] twice, [B, N, T] twice
+    y, last = _kernel()(x, steps, A.T.contiguous(), inputs, outputs, return_last_state=True)
+    return LinearScanOutput(y.transpose(1, 2), last.detach().transpose(1, 2))
+
+
+@functools.cache
+def _installed() -> bool:
+    return importlib.util.find_spec("mamba_ssm") is not None
+
+
+def _kernel() -> Any:
+    from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+
+    return selective_scan_fn

@@ -6,9 +6,9 @@ Per head, with an input gate i_t = exp(log_i_t) and a forget gate f_t = sigmoid(
     n_t = f_t n_{t-1} + i_t k_t              [K]
     y_t = S_t^T q_t / max(|n_t . q_t|, 1)
 
-S and n grow like the largest exp(log_i). What is kept is S exp(-m) and n exp(-m), with the
-stabiliser m_t = max(log f_t + m_{t-1}, log_i_t). n is the memory of a value that is always 1: it is
-kept as one more column of S.
+S and n grow like the largest exp(log_i), so S exp(-m) and n exp(-m) are stored instead, with the
+stabiliser m_t = max(log f_t + m_{t-1}, log_i_t). n is the memory of a value that is always 1 and is
+stored as one more column of S.
 
 Around it: a stream and a gate from the input; a short convolution and SiLU before q and k; gates
 from q, k and v; a layer norm per head; a skip from the convolved stream; SiLU of the gate; the
@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Mask
-from kalman_attention.baselines.chunks import (
+from kalman_attention.baselines.common import (
+    MatrixMixer,
     carry,
     chunk_size,
     from_chunks,
@@ -31,7 +32,6 @@ from kalman_attention.baselines.chunks import (
     split_heads,
     to_chunks,
 )
-from kalman_attention.baselines.matrix_mixer import MatrixMixer
 from kalman_attention.nn.decoding import project
 from kalman_attention.nn.float32 import (
     Float32Linear,
@@ -52,13 +52,13 @@ class MLSTMConfig:
 
     Attributes:
         d_model: width of input and output.
-        num_heads: heads.
+        num_heads: number of heads.
         proj_factor: width of stream and gate, in units of d_model.
-        qk_factor: width of queries and keys, in units of the stream's; the published block has 1.
-        qkv_block: channels of the stream that q, k and v each see at a time (the projections are
-            block-diagonal); None for full projections.
+        qk_factor: width of queries and keys, in units of the stream's; 1 in the published block.
+        qkv_block: block size of the block-diagonal projections to q, k and v; None for full
+            projections.
         conv_kernel: taps of the convolution before q and k.
-        norm_eps: of the norm per head.
+        norm_eps: epsilon of the norm per head.
     """
 
     d_model: int
@@ -85,7 +85,8 @@ class MLSTMConfig:
         if block < 1 or self.width % block or keys % (self.width // block):
             raise ValueError(
                 f"qkv_block = {self.qkv_block} does not divide a stream of {self.width} channels, "
-                f"or leaves a block no whole share of {keys} key channels. Choose another, or None."
+                f"or {keys} key channels do not split evenly over its blocks. Choose another, or "
+                "None."
             )
 
     @property
@@ -100,19 +101,18 @@ class MLSTMConfig:
 
     @property
     def state_size(self) -> int:
-        """Numbers in the recurrent matrices of one layer, without normalisers and window."""
+        """Numbers in the recurrent matrices of one layer, excluding normalisers and window."""
         return self.keys * self.width // self.num_heads
 
 
 class MLSTMState(NamedTuple):
-    """What the layer carries from one call to the next.
+    """The recurrent state of the layer.
 
     Attributes:
-        conv: the last tokens that the convolution saw, ``[R, conv_kernel - 1, width]``.
+        conv: the last inputs of the convolution, ``[R, conv_kernel - 1, width]``.
         matrix: S exp(-m) of every head, with n exp(-m) as its last column, ``[R, H, K, V + 1]``, at
             least float32.
-        stabiliser: m, ``[R, H]``; only the scale that the matrix is kept in, so no gradient
-            belongs to it.
+        stabiliser: m, ``[R, H]``; only the scale of the stored matrix, so it has no gradient.
     """
 
     conv: Tensor
@@ -121,12 +121,12 @@ class MLSTMState(NamedTuple):
 
 
 class SmallLinear(nn.Linear):
-    """A linear map without bias whose weights start normal.
+    """A linear map without bias whose initial weights are normal.
 
     Args:
-        inputs: channels that go in.
-        outputs: channels that come out.
-        std: spread of the initial weights.
+        inputs: input channels.
+        outputs: output channels.
+        std: standard deviation of the initial weights.
     """
 
     def __init__(self, inputs: int, outputs: int, std: float) -> None:
@@ -136,22 +136,22 @@ class SmallLinear(nn.Linear):
     def reset_parameters(self) -> None:
         """Normal weights."""
         if self.weight.is_meta:
-            return  # nothing to start, and torch would import its compiler for it
+            return  # nothing to initialise, and torch would import its compiler for it
         nn.init.normal_(self.weight, std=self.std)
 
 
 class Gates(Float32Linear):
-    """Logits of input and forget gates, which start by their biases alone.
+    """Logits of input and forget gates, initially determined by their biases alone.
 
-    Forget biases lie evenly in [3, 6], input biases near 0 (normal, 0.1) as in the xlstm package;
-    the larger models of its authors start the latter at -10.
+    Forget biases are spaced evenly in [3, 6], input biases are near 0 (normal, 0.1), as in the
+    xlstm package; the larger models of its authors initialise the latter to -10.
     """
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """The published start."""
+        """The published initialisation."""
         if self.weight.is_meta:
-            return  # nothing to start, and torch would import its compiler for it
+            return  # nothing to initialise, and torch would import its compiler for it
         nn.init.zeros_(self.weight)
         log_i, forget = self.bias.chunk(2)
         nn.init.normal_(log_i, std=0.1)
@@ -159,13 +159,13 @@ class Gates(Float32Linear):
 
 
 class BlockDiagonal(nn.Module):
-    """A linear map in which every output sees one block of the input.
+    """A block-diagonal linear map: every output depends on one block of the input.
 
     Args:
-        inputs: channels that go in.
-        outputs: channels that come out.
+        inputs: input channels.
+        outputs: output channels.
         block: input channels per block.
-        std: spread of the initial weights.
+        std: standard deviation of the initial weights.
     """
 
     def __init__(self, inputs: int, outputs: int, block: int, std: float) -> None:
@@ -178,7 +178,7 @@ class BlockDiagonal(nn.Module):
     def reset_parameters(self) -> None:
         """Normal weights."""
         if self.weight.is_meta:
-            return  # nothing to start, and torch would import its compiler for it
+            return  # nothing to initialise, and torch would import its compiler for it
         nn.init.normal_(self.weight, std=self.std)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -218,7 +218,7 @@ class MLSTM(MatrixMixer):
 
     Args:
         config: options.
-        **fields: the same by name, as in ``MLSTM(d_model=64)``.
+        **fields: the same options by name, as in ``MLSTM(d_model=64)``.
     """
 
     options: ClassVar[type[Any]] = MLSTMConfig
@@ -275,7 +275,7 @@ class MLSTM(MatrixMixer):
 def mlstm_recurrence(
     q: Tensor, k: Tensor, v: Tensor, log_i: Tensor, log_f: Tensor, state: Tensor, m: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The definition, stabilised: one token after the other.
+    """The definition, stabilised: a loop over tokens.
 
     Args:
         q: queries, ``[B, T, H, K]``.
@@ -287,7 +287,7 @@ def mlstm_recurrence(
         m: stabiliser of the state, finite, ``[B, H]``.
 
     Returns:
-        Outputs ``[B, T, H, V]``, the last state and its stabiliser, at least float32.
+        Outputs ``[B, T, H, V]``, the final state and its stabiliser, at least float32.
     """
     q, k, v, log_i, log_f, state, m = widened(q, k, v, log_i, log_f, state, m)
     m = m.detach()
@@ -307,7 +307,7 @@ def mlstm_chunked(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same in matrix products over chunks; arguments and result as for ``mlstm_recurrence``.
 
-    Outputs do not depend on the stabilisers, so no gradient goes through them.
+    Outputs do not depend on the stabilisers, so no gradient passes through them.
     """
     T = q.shape[1]
     size = chunk_size(T, k.shape[-1], v.shape[-1])
@@ -342,7 +342,7 @@ def _with_one(v: Tensor) -> Tensor:
 
 
 def _read(found: Tensor, m: Tensor) -> Tensor:
-    """Divide what was read ``[..., V + 1]`` by its last channel, or by 1 if that is larger."""
+    """Divide a read-out ``[..., V + 1]`` by its last channel, or by 1 if that is larger."""
     y, normaliser = found[..., :-1], found[..., -1]
-    # 1 at the scale of the state is exp(-m).
+    # The state is scaled by exp(-m), and so is the 1.
     return y / (torch.maximum(normaliser.abs(), (-m).exp()) + EPS).unsqueeze(-1)

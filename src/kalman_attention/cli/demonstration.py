@@ -1,24 +1,29 @@
 """What ``kla demo`` shows: a filter, two models that learn, and the speed of the engines."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kalman_attention import ScanOutput, discretise, kla_scan
-from kalman_attention.cli import figures
-from kalman_attention.cli.bench.measure import Shape, fastest, make_inputs, scan_pass
-from kalman_attention.cli.page import Section
-from kalman_attention.cli.table import print_table, render
-from kalman_attention.cli.verbs.report import write_report
+from kalman_attention._tables import Table, print_table, render
+from kalman_attention.benchmarks.measure import Shape, fastest, make_inputs, scan_pass
 from kalman_attention.cli.watch import Watch
 from kalman_attention.ops.engines import ENGINES, REFERENCE
 from kalman_attention.recipes.cell import Results
-from kalman_attention.recipes.demo import EXPERIMENT, SUMMARY, TRACKING_SUMMARY
-from kalman_attention.recipes.inspection import load_best
+from kalman_attention.recipes.demo import EXPERIMENT, SUMMARY, TRACKING, TRACKING_SUMMARY
+from kalman_attention.recipes.inspection import Trained, load_best, variance_trace
 from kalman_attention.recipes.runner import run_cells
-from kalman_attention.recipes.table import Table
+from kalman_attention.report import curves
+from kalman_attention.report.charts import Axis, Chart, Line, Panel
+from kalman_attention.report.page import Section, write_page
 
+LEAD = (
+    "What kla demo has shown on this machine: a filter that knows how sure it is, two models that "
+    "learn for a minute, and the speed of the engines."
+)
 NOISE = 0.4
 GAP = slice(170, 230)
 
@@ -26,7 +31,7 @@ _SHAPE = Shape(B=4, T=512, D=256, N=16)
 
 
 def demonstrate(out: Path) -> None:
-    """Show the filter, let it learn, time the engines, write the report."""
+    """Show the filter, let it learn, time the engines, write the page."""
     print("1. The filter\n")
     belief = show_belief(out)
     print("\n2. Learning: copy the 4 tokens that matter out of 32, and follow permutations\n")
@@ -36,50 +41,79 @@ def demonstrate(out: Path) -> None:
     print_table(speed)
     sections = [
         Section(
+            name="filter",
             title="The filter",
             text="A signal seen through noise, and not at all in the middle: where no token "
             "brings evidence, the belief says that it does not know.",
-            images=[(belief, "Signal, tokens seen, posterior mean and 95 % belief")]
-            if belief
-            else [],
+            charts=[belief],
         ),
         *learning,
-        Section(title="Speed", tables=[speed]),
+        Section(name="speed", title="Speed", tables=[speed]),
     ]
-    write_report(out / "report.html", sections)
-    print(f"\nreport: {out / 'report.html'}")
+    try:
+        write_page(out / "report.html", LEAD, sections)
+    except ModuleNotFoundError as error:
+        print(f"\nno page: it needs {error.name} (pip install 'kalman_attention[report]')")
+    else:
+        print(f"\nreport: {out / 'report.html'}")
 
 
 def _learn(results: Results) -> list[Section]:
     cells = EXPERIMENT.cells("cpu")
     watch = Watch(results, period=10.0)
     found = run_cells(cells, results, jobs=2, say=watch.say, watch=watch)
-    tables = EXPERIMENT.tables("cpu", found)
-    for table in tables:
+    copying, tracking = EXPERIMENT.tables("cpu", found)
+    for table in (copying, tracking):
         print_table(table)
-    folder = results.folder(EXPERIMENT.name)
-    images = [(p, "Accuracy over updates") for p in figures.curves(EXPERIMENT, found, folder)]
     trained = load_best(results, cells[:1])
-    if images and trained is not None:
-        caption = "Posterior variance of the trained KLA; lines mark the tokens to copy"
-        images += [(p, caption) for p in figures.variance_of(trained, folder)]
-    lengths = figures.demo_lengths(found, folder)
-    tracking = [
-        (p, "Whole sequences right over their length; trained up to the mark") for p in lengths
-    ]
+    variance = [_variance(trained)] if trained is not None else []
     return [
-        Section(title="Learning", text=SUMMARY, tables=tables[:1], images=_drawings(images)),
         Section(
+            name="learning",
+            title="Learning",
+            text=f"{SUMMARY}.",
+            tables=[copying],
+            charts=[*curves.learning_chart(EXPERIMENT, found), *variance],
+        ),
+        Section(
+            name="tracking",
             title="State tracking",
             text=TRACKING_SUMMARY,
-            tables=tables[1:],
-            images=_drawings(tracking),
+            tables=[tracking],
+            charts=[_lengths(found)],
         ),
     ]
 
 
-def _drawings(images: list[tuple[Path, str]]) -> list[tuple[Path, str]]:
-    return [(path, caption) for path, caption in images if path.suffix == ".svg"]
+def _lengths(found: Sequence[dict[str, Any]]) -> Chart:
+    """Accuracy over length of the models that have learned to track states."""
+    lines = {
+        result["labels"]["model"]: [x["accuracy"] for x in result["lengths"].values()]
+        for result in found
+        if result["lengths"]
+    }
+    caption = "Whole sequences right over their length; trained up to the mark."
+    return curves.length_chart(
+        TRACKING.test_lens, {"A5, one block": lines}, TRACKING.seq_len, caption
+    )
+
+
+def _variance(trained: Trained) -> Chart:
+    """Posterior variance and gain of a model over one sequence, tokens to copy marked."""
+    trace = variance_trace(trained)
+    means = {"variance": trace.variance, "gain": trace.gain}
+    return Chart(
+        caption="Posterior variance and Kalman gain of the trained KLA over one sequence, means "
+        "over channels; lines mark the tokens to copy.",
+        panels=[Panel("", [_line(name, x.mean(-1)) for name, x in means.items()])],
+        x=Axis("token"),
+        y=Axis("variance, gain"),
+        marks=trace.marked,
+    )
+
+
+def _line(name: str, values: Tensor) -> Line:
+    return Line(name, list(enumerate(values.tolist())))
 
 
 def engine_speed() -> Table:
@@ -99,8 +133,8 @@ def engine_speed() -> Table:
     return Table("Engines", header, rows, notes)
 
 
-def show_belief(folder: Path) -> Path | None:
-    """Filter, print how good the belief is, draw it; None if there is nothing to draw with."""
+def show_belief(folder: Path) -> Chart:
+    """Filter, print how good the belief is, and draw it."""
     a_bar, p_bar = (x.view(1, 1) for x in discretise(*torch.tensor([0.02, 0.15, 1.0])))
     signal = sample_prior(a_bar, p_bar)
     values, precision = observe(signal)
@@ -110,7 +144,10 @@ def show_belief(folder: Path) -> Path | None:
     print(f"at all from token {GAP.start} to {GAP.stop - 1}. What KLA believes after each token:\n")
     header = ["tokens", "rms error, raw", "rms error, KLA", "KLA expected", "truth inside 95 %"]
     print(render(header, _score(out, signal, values)))
-    return _draw(folder, signal, values, out)
+    assert out.y_var is not None
+    first = [x[0, :, 0] for x in (signal, values, out.y, out.y_var)]
+    _save(folder, *first)
+    return _belief(*first)
 
 
 def sample_prior(a_bar: Tensor, p_bar: Tensor, rows: int = 1000, T: int = 400) -> Tensor:
@@ -155,16 +192,30 @@ def _rms(x: Tensor) -> float:
     return x.square().mean().sqrt().item()
 
 
-def _draw(folder: Path, signal: Tensor, values: Tensor, out: ScanOutput) -> Path | None:
+def _belief(signal: Tensor, values: Tensor, mean: Tensor, variance: Tensor) -> Chart:
+    edge = 1.96 * variance.sqrt()
+    band = zip(range(len(mean)), (mean - edge).tolist(), (mean + edge).tolist(), strict=True)
+    seen = [(t, v) for t, v in enumerate(values.tolist()) if not GAP.start <= t < GAP.stop]
+    lines = [
+        _line("posterior mean", mean),
+        Line("tokens seen", seen, joined=False),
+        _line("signal", signal),
+    ]
+    return Chart(
+        caption="Signal, tokens seen, posterior mean and 95 % belief, the area.",
+        panels=[Panel("", lines, [*band])],
+        x=Axis("token"),
+        y=Axis("value"),
+    )
+
+
+def _save(folder: Path, *first: Tensor) -> None:
+    """The same as a file, if there is something to draw it with."""
     try:
         from kalman_attention.plots.belief import draw_belief
     except ModuleNotFoundError:
-        return None
-    assert out.y_var is not None
+        return
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "belief.png"
-    observed = torch.ones(signal.shape[1], dtype=torch.bool)
+    observed = torch.ones(len(first[0]), dtype=torch.bool)
     observed[GAP] = False
-    first = (x[0, :, 0] for x in (signal, values, out.y, out.y_var))
-    draw_belief(path, *first, observed=observed)
-    return path
+    draw_belief(folder / "belief.png", *first, observed=observed)

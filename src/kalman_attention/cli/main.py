@@ -16,11 +16,13 @@ from kalman_attention.cli.verbs import (
     compare,
     data,
     demo,
+    explore,
     export,
     generate,
     pretrain,
     report,
     reproduce,
+    score,
     sizes,
     task,
 )
@@ -29,6 +31,7 @@ from kalman_attention.recipes.machine import keep_memory
 
 EXTRAS = {
     "datasets": "data",
+    "jinja2": "report",
     "lm_eval": "eval",
     "matplotlib": "plot",
     "pyarrow": "data",
@@ -39,7 +42,7 @@ EXTRAS = {
 
 VERBS = (
     *(check, demo, task, sizes, reproduce, report),
-    *(data, pretrain, evaluate, compare, generate, export, bench),
+    *(data, pretrain, evaluate, score, explore, compare, generate, export, bench),
 )
 
 

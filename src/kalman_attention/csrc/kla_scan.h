@@ -67,7 +67,7 @@ typedef struct kla_scan_params {
  * passes a tiny l, which gives the right limits. What comes back for da_bar and dp_bar are sums over tokens,
  * with y = -2 l dt, dP the adjoint of the predicted variance and du that of l dt through the decay alone:
  * sum l dt du - s_inf S dP and sum (1 - a^2) dP. S is 1 - (1 + y) e^-y, but -y e^-y for rates below
- * KLA_FAST_RATE. ops/cpu/gaps.py makes the gradients of a_bar and p_bar of them. */
+ * KLA_FAST_RATE. ops/cpu/scan.py makes the gradients of a_bar and p_bar of them. */
 #define KLA_FAST_RATE -0.375
 
 typedef struct kla_scan_grads {

@@ -8,7 +8,7 @@
 
 namespace kla {
 
-// The projective map of filtering/projective.py, divided by its entry ww, in numbers that need no
+// The projective map of filtering/maps.py, divided by its entry ww, in numbers that need no
 // rescaling: s and mu are the filter's own belief after entering in the certain state 0, gain is how
 // much of another state is left, J and eta are what the tokens say about it (precision, information).
 // xw = s, uw = mu, wx = J, uu = gain, xx = gain^2 + s J, ux = gain eta + mu J.

@@ -104,6 +104,15 @@ class Tokenizer:
         decoder = tokenizers.decoders.DecodeStream(skip_special_tokens=True)
         return lambda i: decoder.step(self.raw, i) or ""
 
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text of every token; of a character that several tokens make, all is with the last.
+
+        >>> text.pieces(text.encode("caf\u00e9"))  # doctest: +SKIP
+        ['c', 'a', 'f', '', '\u00e9']
+        """
+        piece = self.stream()
+        return [piece(i) for i in ids]
+
     def special_ids(self) -> list[int]:
         """Ids that stand for no text."""
         return sorted(i for i, t in self.raw.get_added_tokens_decoder().items() if t.special)

@@ -21,7 +21,7 @@ from torch import Tensor
 from kalman_attention.models.autoencoder import Autoencoder
 from kalman_attention.models.language_model import LanguageModel
 from kalman_attention.models.uncertainty import predictions
-from kalman_attention.tasks.mad.compression import Compression
+from kalman_attention.tasks.mad.copying import Compression
 from kalman_attention.tasks.permutations import Permutations
 from kalman_attention.tasks.task import IGNORE, Task
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kalman_attention.filtering.identities import attention_form
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.models.block import Block
 from kalman_attention.models.language_model import LanguageModel
 from kalman_attention.models.stack import walk
 from kalman_attention.models.uncertainty import Uncertainty
 from kalman_attention.nn.kla import KLA
+from kalman_attention.ops.frames import into_frames
+from kalman_attention.ops.kla_scan import kla_scan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,8 @@ class TokenRow:
             block without a belief).
         variance: posterior variance after it, per block too.
         entropy: of the prediction after it, in nats.
-        epistemic: part of that which knowing the latent would settle; NaN without samples.
+        epistemic: part of that which knowing the last read-out would settle: the mutual
+            information with it, not with earlier blocks or the weights; NaN without samples.
     """
 
     token: str
@@ -66,14 +68,14 @@ def format_table(rows: Sequence[TokenRow]) -> str:
     return "\n".join(lines)
 
 
-@torch.no_grad()
 def attention_maps(
     model: LanguageModel, input_ids: Tensor, *, block: int, channels: Sequence[int]
 ) -> Tensor:
     """Kalman attention matrices of some channels of a block (App. ``sec:attn-matrix``).
 
-    Entry (t, s) is the weight of token s in the read-out at token t. Quadratic in T: for looking
-    at short sequences.
+    Entry (t, s) is the weight of token s in the read-out at token t. The read-out is linear in the
+    values, so the weights are its derivatives, whatever the filter: with shared slots, learned
+    steps or reflections too. Quadratic in T: for looking at short sequences.
 
     Args:
         model: any model whose block ``block`` is a KLA block.
@@ -88,26 +90,29 @@ def attention_maps(
     chosen = blocks[block]
     if not isinstance(chosen.mixer, KLA):
         raise ValueError(f"block {block} is a block of {chosen.kind}: it has no Kalman map.")
-    if chosen.mixer.config.shared_slots > 1 or chosen.mixer.config.step_rank is not None:
-        raise ValueError(
-            "attention maps are those of the paper's filter: a layer with shared_slots or "
-            "step_rank has none here."
-        )
-    end = range(len(blocks))[block] + 1
-    read = walk(blocks[:end], model.embed(input_ids), hold=True).readout
+    with torch.no_grad():
+        end = range(len(blocks))[block] + 1
+        read = walk(blocks[:end], model.embed(input_ids), hold=True).readout
+        a_bar, p_bar, first = chosen.mixer.prior(len(input_ids))
     assert read is not None
-    evidence, picked = read.evidence, list(channels)
-    a_bar, p_bar, first = chosen.mixer.prior(len(input_ids))
-    a_bar, p_bar = a_bar[:, picked], p_bar[:, picked]
-    form = attention_form(
-        evidence.q.to(a_bar.dtype),
-        evidence.k.to(a_bar.dtype),
-        evidence.lam_v[..., picked].to(a_bar.dtype),
-        a_bar,
-        p_bar,
-        KLAState(*(z[..., picked] for z in first)),
+    e, picked = read.evidence, list(channels)
+    q, k = (e.q, e.k) if e.u_h is None else into_frames(e.q, e.k, e.u_h)[:2]
+    v = e.v[..., picked].to(a_bar.dtype).requires_grad_()
+    with torch.enable_grad():
+        y = kla_scan(
+            q,
+            k,
+            v,
+            e.lam_v[..., picked],
+            a_bar[:, picked],
+            p_bar[:, picked],
+            dt=e.dt[..., picked] if e.dt is not None and e.dt.dim() == 3 else e.dt,
+            state=KLAState(*(z[..., picked] for z in first)),
+        ).y
+    rows = [torch.autograd.grad(y_t.sum(), v, retain_graph=True)[0] for y_t in y.unbind(1)]
+    return (
+        torch.stack(rows, 1).permute(0, 3, 1, 2) if rows else y.new_empty(len(y), len(picked), 0, 0)
     )
-    return form.attn_seq
 
 
 def _last_known(values: tuple[float, ...]) -> float:

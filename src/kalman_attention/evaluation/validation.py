@@ -9,12 +9,17 @@ import math
 from collections.abc import Callable, Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kalman_attention.data.loader import Batch, WindowLoader
 from kalman_attention.data.shards import VALIDATION, ShardedTokens
+from kalman_attention.evaluation.detection import Calibration, calibrate
+from kalman_attention.evaluation.scores import score_predictions
 from kalman_attention.losses import posterior_mean_cross_entropy
 from kalman_attention.models.language_model import LanguageModel
+from kalman_attention.models.uncertainty import predict
+
+_POSITIONS = 128
 
 
 def validation_bits(
@@ -44,15 +49,12 @@ def validation_bits(
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         assert isinstance(model, LanguageModel)
-        device = model.embedding.weight.device
-        bytes_of = sizes.to(device)
+        bytes_of = sizes.to(model.embedding.weight.device)
         nats, size, count = 0.0, 0, 0
         for batch in _rows(data, seq_len, batch_size, rows):
-            placed = Batch(*(x.to(device) for x in batch))
-            inputs, targets, borders = placed.packed() if reset_state else (*placed[:2], None)
-            found = model(inputs, cu_seqlens=borders, logits_to_keep=0)
+            hidden, targets = _read(model, batch, reset_state)
             losses = posterior_mean_cross_entropy(
-                model.head_logits, found.hidden, targets, reduction="none"
+                model.head_logits, hidden, targets, reduction="none"
             )
             lengths = bytes_of[targets]
             nats += losses[lengths > 0].double().sum().item()
@@ -61,6 +63,45 @@ def validation_bits(
         return {"bits_per_byte": nats / (math.log(2) * size), "loss": nats / count}
 
     return evaluate
+
+
+@torch.no_grad()
+def validation_calibration(
+    model: LanguageModel,
+    data: ShardedTokens,
+    *,
+    seq_len: int,
+    batch_size: int,
+    reset_state: bool = False,
+) -> Calibration:
+    """Whether the confidence of a model is deserved, on all whole rows of the validation split.
+
+    Args:
+        model: the model.
+        data: the opened shards, with their tokenizer.
+        seq_len: tokens of a row.
+        batch_size: rows that go through the model at a time; changes nothing else.
+        reset_state: forget at document boundaries.
+    """
+    text = torch.from_numpy(data.tokenizer().token_bytes()) > 0
+    rows = max(1, (data.index.total("tokens", VALIDATION) - 1) // seq_len)
+    confidence, correct = [], []
+    for batch in _rows(data, seq_len, batch_size, rows):
+        hidden, targets = _read(model, batch, reset_state)
+        pieces = torch.split(hidden, _POSITIONS, 1)
+        for piece, wanted in zip(pieces, torch.split(targets, _POSITIONS, 1), strict=True):
+            scores = score_predictions([predict(model.head_logits(piece))], wanted)
+            counted = text.to(wanted.device)[wanted]
+            confidence.append(scores["max_prob"][counted].double().cpu())
+            correct.append(scores["correct"][counted].double().cpu())
+    return calibrate(torch.cat(confidence).numpy(), torch.cat(correct).numpy())
+
+
+def _read(model: LanguageModel, batch: Batch, reset_state: bool) -> tuple[Tensor, Tensor]:
+    """What the head sees of a batch, and the tokens it should predict from it."""
+    placed = Batch(*(x.to(model.embedding.weight.device) for x in batch))
+    inputs, targets, borders = placed.packed() if reset_state else (*placed[:2], None)
+    return model(inputs, cu_seqlens=borders, logits_to_keep=0).hidden, targets
 
 
 def _rows(data: ShardedTokens, seq_len: int, batch_size: int, rows: int) -> Iterator[Batch]:

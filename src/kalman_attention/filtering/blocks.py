@@ -1,14 +1,14 @@
 r"""Blocks of slots that share decay, noise and precision.
 
-The N slots of a channel form G blocks of m. A token observes a block as a whole, the point
-k v / |k|^2 with precision |k|^2 lam_v in every direction, so the covariance of a block stays a
-multiple of the identity and one variance serves its m slots. With block g and its part of the key,
+The N slots of a channel form G blocks of m. A token observes a block as a whole: the point
+k v / |k|^2 with precision |k|^2 lam_v in every direction. The covariance of a block therefore stays
+a multiple of the identity, and one variance serves its m slots. For block g,
 
 .. math:: \phi_g = \Lambda^v \sum_{n \in g} k_n^2, \qquad b_n = k_n \Lambda^v v, \qquad
           y^\Sigma = \sum_g s_g \sum_{n \in g} q_n^2.
 
-Means are ``[..., G, m, D]`` here and variances ``[..., G, 1, D]``: the filter of ``moment`` is the
-same by broadcasting. G = N, blocks of one slot, is the paper's filter.
+Here means are ``[..., G, m, D]`` and variances ``[..., G, 1, D]``, so the functions of ``moment``
+apply unchanged by broadcasting. G = N, blocks of one slot, is the paper's filter.
 """
 
 import torch
@@ -29,7 +29,7 @@ def block_evidence(k: Tensor, v: Values, lam_v: Precisions) -> tuple[Belief, Bel
     Returns:
         ``phi``, ``[..., G, 1, D]``, and ``b``, ``[..., G, m, D]``.
     """
-    phi = (k * k).sum(-1)[..., None, None] * lam_v[..., None, None, :]
+    phi = (k * k).sum(-1)[..., None, None] * lam_v[..., None, None, :]  # [..., G, 1, D]
     return phi, k.unsqueeze(-1) * (lam_v * v)[..., None, None, :]
 
 
@@ -40,7 +40,7 @@ def read_blocks(q: Tensor, state: KLAState) -> tuple[Values, Values]:
 
 
 def to_blocks(state: KLAState) -> KLAState:
-    """A belief ``[..., N, D]``, ``[..., G, D]`` as ``[..., G, m, D]``, ``[..., G, 1, D]``."""
+    """Belief ``[..., N, D]``, ``[..., G, D]`` as ``[..., G, m, D]``, ``[..., G, 1, D]``."""
     G = state.variance.shape[-2]
     m = state.mean.shape[-2] // G
     return KLAState(torch.unflatten(state.mean, -2, (G, m)), state.variance.unsqueeze(-2))

@@ -6,11 +6,9 @@ from kalman_attention._typing import Belief, Keys, Precisions, Values
 
 
 def without_gaps(v: Values, lam_v: Precisions) -> Values:
-    """The values, with 0 for what is missing: NaN or infinite where the precision is 0.
-
-    Such a value brings nothing, and 0 lam_v v would be NaN. A finite one is left as it is, so that
-    the gradient of its precision is right.
-    """
+    """Replace missing values by 0: those that are NaN or infinite where the precision is 0."""
+    # 0 times NaN is NaN, so a missing value would reach the belief. A finite value stays even
+    # where its precision is 0: the gradient with respect to that precision depends on it.
     return torch.where((lam_v != 0.0) | v.isfinite(), v, 0.0)
 
 
@@ -20,7 +18,8 @@ def token_evidence(k: Keys, v: Values, lam_v: Precisions) -> tuple[Belief, Belie
     .. math:: \phi = k^2 \Lambda^v \quad\text{(Th:Mobius)}, \qquad
               b = k \Lambda^v v \quad\text{(thm:eta-affine)}
 
-    A zero key or a zero precision is no evidence: both results are 0 and the update does nothing.
+    A zero key or a zero precision is no evidence: both results are 0 and the update is the
+    identity.
 
     Args:
         k: observation operator, ``[..., N]``.

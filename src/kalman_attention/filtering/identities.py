@@ -1,7 +1,7 @@
-r"""Other true forms of the same filter.
+r"""Equivalent forms of the same filter.
 
-Nothing here is used to compute outputs. Each function is a statement of the paper that a test
-holds against the filter; the attention matrix also serves the plots.
+Nothing here is used to compute outputs. Each function states a result of the paper, which a test
+compares with the filter; the attention matrix is also plotted.
 """
 
 from typing import NamedTuple
@@ -40,7 +40,7 @@ def ridge_objective(
 
     Args:
         mu: candidate means, ``[..., N, D]``.
-        mu_prev: posterior mean of the step before, ``[..., N, D]``.
+        mu_prev: posterior mean of the previous step, ``[..., N, D]``.
         lam_prior: predicted precision rho lam_prev, ``[..., N, D]``.
         a_bar: decay, ``[N, D]``.
         k: key, ``[..., N]``.
@@ -58,13 +58,13 @@ def ridge_objective(
 def lti_convolution(
     k: Tensor, v: Values, lam_v: Precisions, a_bar: Dynamics
 ) -> tuple[Belief, Belief]:
-    r"""Theorem 3 (``thm:conv-form``): no process noise and a constant key make two convolutions.
+    r"""Theorem 3 (``thm:conv-form``): without process noise, a constant key gives two convolutions.
 
     .. math:: \lambda_t = \sum_{s \le t} \bar a^{-2(t-s)} k^2 \Lambda^v_s, \qquad
               \eta_t = \sum_{s \le t} \bar a^{-(t-s)} k \Lambda^v_s v_s
 
-    From lam = eta = 0, with p_bar = 0, by FFT in O(T log T). The kernels grow with T: use
-    float64 and keep a_bar^(-2T) well below 1e12.
+    Starts from lam = eta = 0, with p_bar = 0; computed by FFT in O(T log T). The kernels grow with
+    T: use float64 and keep a_bar^(-2T) well below 1e12.
 
     Args:
         k: the constant key, ``[N]``.
@@ -75,6 +75,8 @@ def lti_convolution(
     Returns:
         ``lam`` and ``eta`` at every step, ``[B, T, N, D]``.
     """
+    # The FFT has an absolute error of about 1e-16 times the largest entry, hence the bound above:
+    # it leaves at least four digits for the smallest.
     T = v.shape[1]
     age = torch.arange(T, dtype=v.dtype, device=v.device).view(T, 1, 1)
     k_column = k.unsqueeze(-1)
@@ -86,7 +88,8 @@ def lti_convolution(
 def _causal_convolution(kernel: Tensor, signal: Tensor) -> Tensor:
     """Convolve ``[T, N, D]`` with ``[B, T, 1, D]`` along time, by FFT, keeping the first T."""
     T = kernel.shape[0]
-    n = max(2 * T, 1)  # the transform refuses length 0
+    # Padding to 2 T keeps the circular convolution from wrapping around.
+    n = max(2 * T, 1)  # the FFT rejects length 0
     kernel_f = torch.fft.rfft(kernel, n=n, dim=0)
     signal_f = torch.fft.rfft(signal, n=n, dim=1)
     out: Tensor = torch.fft.irfft(kernel_f * signal_f, n=n, dim=1)
@@ -120,8 +123,8 @@ def attention_form(
     .. math:: W_{ts} = \Bigl(\prod_{j=s+1}^{t} f_j\Bigr) k_s \Lambda^v_s, \qquad
               M_{seq} = \sum_n \mathrm{diag}(q / \lambda)\, W
 
-    Computed through the bounded products of r a_bar = f lam_prev / lam, so that M_seq is right
-    also where the entries of W overflow.
+    Computed from products of r a_bar = f lam_prev / lam, which are bounded, so that M_seq is
+    accurate even where entries of W overflow.
 
     Args:
         q: queries, ``[B, T, N]``.
@@ -132,7 +135,7 @@ def attention_form(
         state: the initial belief, ``[B, N, D]``.
 
     Returns:
-        The matrices and the contribution of the initial belief.
+        The two matrices and the contribution of the initial belief.
     """
     (B, T, N), D = k.shape, lam_v.shape[-1]
     gain = lam_v.new_zeros(B, N, D, T)  # d mu_t / d v_s of the current row t
@@ -143,7 +146,9 @@ def attention_form(
         prior = moment.predict(KLAState(mean, s), a_bar, p_bar)
         r = moment.retention(prior.variance, phi)
         mean, s = r * prior.mean, r * prior.variance
-        written = (s * b_per_value).unsqueeze(-1)
+        written = (s * b_per_value).unsqueeze(-1)  # [B, N, D, 1]
+        # Older values fade by r a_bar, the new one is written; concatenated, not assigned in place,
+        # so that autograd can differentiate the matrix.
         gain = torch.cat(
             [(r * a_bar).unsqueeze(-1) * gain[..., :t], written, gain[..., t + 1 :]], -1
         )

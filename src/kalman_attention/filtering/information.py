@@ -3,8 +3,8 @@ r"""The filter in the paper's coordinates: precision and information mean.
 The belief is :math:`N(\mu, \lambda^{-1})` with :math:`\eta = \lambda\mu`. New evidence is then
 *added*; predict multiplies both by the same factor rho (Step 1 of the proof of ``Th:Mobius``).
 
-These coordinates are for reading and for theorems. With p_bar = 0 and a_bar < 1 both lam and eta
-grow like a_bar^(-2t) and overflow; what computes is ``moment``.
+These coordinates are the ones of the theorems, and are not used for computation: with p_bar = 0 and
+a_bar < 1 both lam and eta grow like a_bar^(-2t) and overflow. Engines use ``moment``.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from kalman_attention.filtering.moment import KLAState
 
 
 class Information(NamedTuple):
-    """A Gaussian belief by its precision ``lam`` and information mean ``eta``, ``[..., N, D]``."""
+    """A Gaussian belief as precision ``lam`` and information mean ``eta``, ``[..., N, D]``."""
 
     lam: Belief
     eta: Belief
@@ -39,7 +39,7 @@ def rho(lam_prev: Belief, a_bar: Dynamics, p_bar: Dynamics) -> Belief:
 
 
 def forget_gate(lam_prev: Belief, a_bar: Dynamics, p_bar: Dynamics) -> Belief:
-    """Factor f = rho a_bar by which the information mean is carried on (``thm:eta-affine``)."""
+    """Factor f = rho a_bar by which the information mean is multiplied (``thm:eta-affine``)."""
     return rho(lam_prev, a_bar, p_bar) * a_bar
 
 

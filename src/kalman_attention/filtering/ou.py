@@ -1,10 +1,10 @@
 r"""The prior on the latent: an Ornstein-Uhlenbeck process, discretised exactly.
 
-The latent follows :math:`dz = -a z\,d\tau + p\,dW`. Seen only every ``dt`` it is an AR(1) process,
+The latent follows :math:`dz = -a z\,d\tau + p\,dW`. Sampled every ``dt`` it is an AR(1) process,
 :math:`z_t \mid z_{t-1} \sim N(\bar a z_{t-1}, \bar p)` (``eq:ssm_dyn``).
 
-The diffusion ``p`` enters squared, as the paper's equation has it. (The authors' released code
-uses ``p / (2 a)``; ``p = 0.1`` here is the noise of ``p = 0.01`` there.)
+The diffusion ``p`` enters squared, as in the paper's equation. (The authors' released code uses
+``p / (2 a)``: ``p = 0.1`` here is the noise of ``p = 0.01`` there.)
 """
 
 import math
@@ -15,11 +15,12 @@ from torch import Tensor
 from kalman_attention._typing import Dynamics
 
 # Below this argument (1 - exp(-x)) / x is summed as a series, above it is evaluated as written:
-# the derivative of the closed form cancels near zero. Eight terms reach float64 at this radius.
+# the derivative of the closed form cancels near zero. The terms fall like x^j / (j + 1)!, so eight
+# of them reach float64 accuracy at this radius.
 _SERIES_RADIUS = 0.05
 _SERIES_TERMS = 8
 
-# The same for its derivative, which cancels over a wider range.
+# The same for its derivative, which cancels over a wider range and so needs more terms.
 _SLOPE_RADIUS = 0.5
 _SLOPE_TERMS = 13
 
@@ -29,8 +30,8 @@ def discretise(a: Dynamics, p: Dynamics, dt: Dynamics) -> tuple[Dynamics, Dynami
 
     .. math:: \bar a = e^{-a\,dt}, \qquad \bar p = \frac{p^2}{2a}\bigl(1 - e^{-2a\,dt}\bigr)
 
-    Exact in the limits too: ``a -> 0`` is Brownian motion (a_bar = 1, p_bar = p^2 dt) and
-    ``dt -> 0`` changes nothing (a_bar = 1, p_bar = 0).
+    The limits are exact too: ``a -> 0`` is Brownian motion (a_bar = 1, p_bar = p^2 dt) and
+    ``dt -> 0`` is the identity (a_bar = 1, p_bar = 0).
 
     Args:
         a: decay rate, at least 0, ``[N, D]``.
@@ -46,13 +47,15 @@ def discretise(a: Dynamics, p: Dynamics, dt: Dynamics) -> tuple[Dynamics, Dynami
 
 
 def stationary_variance(a: Dynamics, p: Dynamics) -> Dynamics:
-    """Variance p^2 / (2 a) that the prior tends to: the one that predict leaves unchanged."""
+    """Stationary variance p^2 / (2 a) of the prior: the one that predict leaves unchanged."""
     return p * p / (2.0 * a)
 
 
 def mean_exponential(x: Tensor) -> Tensor:
     """Mean of exp(-u) for u in [0, x], that is (1 - exp(-x)) / x, with value 1 at x = 0."""
     near_zero = x.abs() < _SERIES_RADIUS
+    # Each branch gets a harmless argument where the other is used: an overflow or a division by 0
+    # in the unused branch would still make the gradient NaN.
     x_series = torch.where(near_zero, x, 0.0)
     series = torch.ones_like(x)
     for j in range(_SERIES_TERMS, 0, -1):

@@ -1,4 +1,4 @@
-"""From belief to output: what the query asks of it (``eq:readout``, ``alg:kla``)."""
+"""From belief to output: the projection that the query asks for (``eq:readout``, ``alg:kla``)."""
 
 import torch
 from torch import Tensor
@@ -19,14 +19,15 @@ def read_variance(q: Keys, variance: Belief) -> Values:
 def sample_readout(y: Values, y_var: Values, noise: Tensor) -> Values:
     """Draws from the posterior of the read-out: y + sqrt(y_var) noise.
 
-    Differentiable in mean and variance. Where the variance is exactly 0 there is no draw to take,
-    and its gradient is 0, not the infinite slope of the root.
+    Differentiable with respect to mean and variance.
 
     Args:
         y: posterior means, ``[..., D]``.
         y_var: posterior variances, ``[..., D]``.
-        noise: standard normal numbers; leading axes broadcast, ``[S, ..., D]``.
+        noise: standard normal samples; leading axes broadcast, ``[S, ..., D]``.
     """
+    # Where the variance is exactly 0 every draw equals the mean, and the gradient with respect to
+    # the variance is set to 0: the slope of the square root is infinite there.
     unsure = y_var > 0
     spread = torch.where(unsure, torch.where(unsure, y_var, 1.0).sqrt(), 0.0)
     return (y + spread * noise).to(y.dtype)

@@ -1,21 +1,22 @@
-r"""A latent that turns, and the frame that turns along with it.
+r"""A latent that rotates, and the frame that rotates with it.
 
-Take a block of m slots that share decay, noise and variance, and let the token turn the block:
+Take a block of m slots that share decay, noise and variance, and let the token rotate the block:
 
 .. math:: z_t = \bar a U_t z_{t-1} + \text{noise}, \qquad U_t^\top U_t = 1.
 
 The covariance of the block stays a multiple of the identity, because U (s 1) U^T = s 1, and so
-does the noise. With the frame Q_t = U_t ... U_1 and z~_t = Q_t^T z_t the rotation is gone,
+does that of the noise. With the frame Q_t = U_t ... U_1 and z~_t = Q_t^T z_t the rotation
+disappears,
 
 .. math:: \tilde z_t = \bar a\, \tilde z_{t-1} + \text{noise}, \qquad
           v_t = (Q_t^\top k_t) \cdot \tilde z_t + \text{noise}, \qquad
           y_t = (Q_t^\top q_t) \cdot \tilde z_t,
 
-which is the filter without rotation on turned keys and queries; the length of a key does not
-change. The belief about z itself is Q_t times the mean, with the same variance.
+which is the filter without rotation on rotated keys and queries; the length of a key does not
+change. The belief about z itself has Q_t times the mean, and the same variance.
 
-Rotations are products of reflections, which reach every orthogonal matrix with m of them: one
-turns the orientation over (parity), two rotate in a plane and do not commute.
+Rotations are products of Householder reflections; m of them reach every orthogonal matrix. One
+reflection flips the orientation (parity), two rotate in a plane, and such rotations do not commute.
 """
 
 import torch
@@ -29,11 +30,11 @@ def reflections(u_h: Tensor) -> Tensor:
 
 
 def reflect(u_h: Tensor, mean: Tensor) -> Tensor:
-    """A latent after the reflections of a token, the first one first; without any matrix.
+    """Apply the reflections of a token to a latent, in order, without forming a matrix.
 
     Args:
         u_h: directions, ``[..., n_h, G, m]``.
-        mean: what is turned, ``[..., G, m, D]``.
+        mean: the latent to reflect, ``[..., G, m, D]``.
     """
     for u in u_h.unbind(-3):
         along = torch.einsum("...gm,...gmd->...gd", u * _strength(u), mean)
@@ -42,14 +43,15 @@ def reflect(u_h: Tensor, mean: Tensor) -> Tensor:
 
 
 def _strength(u: Tensor) -> Tensor:
-    """2 / |u|^2, ``[..., 1]``; 0 where u is 0, and so is its gradient."""
+    """2 / |u|^2, ``[..., 1]``; 0, with a gradient of 0, where u is 0."""
+    # The inner where() keeps the division finite, so that no NaN gradient reaches u = 0.
     length = u.square().sum(-1, keepdim=True)
     some = length > 0
     return torch.where(some, 2.0 / torch.where(some, length, 1.0), 0.0)
 
 
 def rotation(u_h: Tensor) -> Tensor:
-    """The rotation of a token, its first reflection applied first.
+    """The rotation of a token: its reflections, applied in order.
 
     Args:
         u_h: directions, of any length, ``[..., n_h, m]``.
@@ -74,5 +76,5 @@ def frames(U: Tensor) -> Tensor:
 
 
 def into_frame(Q: Tensor, k: Tensor) -> Tensor:
-    """A key or query of a block as the turned latent sees it, Q^T k: ``[..., m]``."""
+    """A key or query of a block in the rotating frame, Q^T k: ``[..., m]``."""
     return (Q.transpose(-1, -2) @ k.unsqueeze(-1)).squeeze(-1)

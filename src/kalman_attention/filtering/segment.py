@@ -1,22 +1,22 @@
-r"""What a segment of tokens does to whatever enters it, in numbers that need no rescaling.
+r"""The effect of a segment of tokens on any belief that enters it, in numbers that stay bounded.
 
-This is what lets time be cut, over chunks, threads or machines: summarise the segments side by
-side, carry the belief from one to the next, then filter each of them exactly.
+This is what allows time to be split over chunks, threads or machines: summarise the segments in
+parallel, carry the belief from one to the next, then filter each segment exactly.
 
-**Derivation.** One step is a linear map of homogeneous coordinates (``projective``), so a segment
-is one too, and only its direction counts. Divide its seven entries by ww, which is at least 1. What
-is left is known by five numbers per slot and channel: the belief (s, mu) that a start in the
-certain state 0 ends in, the gain A that is left of another start, and what the tokens say about
-that start: precision J and information eta. For the entries: xw = s, uw = mu, ww = 1, wx = J,
-uu = A, xx = A^2 + s J, ux = A eta + mu J. A belief (s_0, mu_0) that enters comes out as
+**Derivation.** One step is a linear map of homogeneous coordinates (``maps.Projective``), so a
+segment is one too, up to a common factor. Divide its seven entries by ww, which is at least 1. The
+rest is determined by five numbers per slot and channel: the belief (s, mu) that results from
+starting at z = 0 with certainty, the gain A that multiplies any other start, and what the tokens
+say about that start: precision J and information eta. The entries are xw = s, uw = mu, ww = 1,
+wx = J, uu = A, xx = A^2 + s J, ux = A eta + mu J. A belief (s_0, mu_0) before the segment becomes
 
 .. math:: s' = s + \frac{A^2 s_0}{1 + J s_0}, \qquad
           \mu' = \mu + \frac{A (\mu_0 + s_0 \eta)}{1 + J s_0}.
 
-All five are bounded by themselves, so nothing has to be divided out, and the two entries that
-would have to be rebuilt from others are never needed. Given the beliefs, the adjoint of a segment
-is affine and known by four numbers. Both are built forward in time, a token at a time. Where slots
-share a variance (``blocks``), s, gain and J are shared with it, and so is ds_0.
+All five are bounded, so no rescaling is needed, and xx and ux are never computed. Given the
+beliefs, the adjoint of a segment is an affine map, determined by four numbers. Both maps are built
+forward in time, one token after the other. Where slots share a variance (``blocks``), they share s,
+gain, J and ds_0 as well.
 """
 
 from typing import NamedTuple
@@ -40,12 +40,12 @@ class FilterMap(NamedTuple):
 
     @classmethod
     def identity_like(cls, state: KLAState) -> "FilterMap":
-        """The map of no token, with entries of the shapes and dtype of a belief."""
+        """The map of an empty segment, with entries of the shapes and dtype of a belief."""
         mu, s = (torch.zeros_like(x) for x in state)
         return cls(s=s, mu=mu, gain=torch.ones_like(s), J=s, eta=mu)
 
     def then(self, a_bar: Dynamics, p_bar: Dynamics, phi: Belief, b: Belief) -> "FilterMap":
-        """This map followed by one token: the filter itself, and what becomes of the start."""
+        """This map followed by one token: the filter, and what it leaves of the start."""
         prior = moment.predict(KLAState(self.mu, self.s), a_bar, p_bar)
         new = moment.update(prior, phi, b)
         before = a_bar * self.gain
@@ -59,7 +59,7 @@ class FilterMap(NamedTuple):
         )
 
     def compose(self, earlier: "FilterMap") -> "FilterMap":
-        """The map that applies ``earlier`` first and ``self`` after it."""
+        """The map that applies ``earlier`` first and ``self`` second."""
         scale = 1.0 / (1.0 + self.J * earlier.s)
         return FilterMap(
             s=self.s + self.gain * (self.gain * (earlier.s * scale)),
@@ -81,8 +81,8 @@ class FilterMap(NamedTuple):
 class AdjointMap(NamedTuple):
     """From gradients of the belief after a segment to those of the belief before it.
 
-    dmu -> gain dmu + dmu_0 and ds -> gain^2 ds + cross dmu + ds_0, entries ``[..., N, D]``: dmu_0
-    and ds_0 come from the gradients of the outputs of the segment.
+    dmu -> gain dmu + dmu_0 and ds -> gain^2 ds + cross dmu + ds_0, entries ``[..., N, D]``. The
+    gradients with respect to the outputs of the segment contribute dmu_0 and ds_0.
     """
 
     gain: Tensor
@@ -92,7 +92,7 @@ class AdjointMap(NamedTuple):
 
     @classmethod
     def identity_like(cls, state: KLAState) -> "AdjointMap":
-        """The map of no token, with entries of the shapes and dtype of a belief."""
+        """The map of an empty segment, with entries of the shapes and dtype of a belief."""
         dmu, ds = (torch.zeros_like(x) for x in state)
         return cls(gain=torch.ones_like(ds), cross=dmu, dmu_0=dmu, ds_0=ds)
 
@@ -102,9 +102,9 @@ class AdjointMap(NamedTuple):
         Args:
             a_bar: decay.
             r: retention of the token, ``moment.retention``.
-            e: what it says beyond the prediction, b - phi a mu.
-            dmu: gradient that its outputs add to that of the mean.
-            ds: gradient that they add to that of the variance.
+            e: its innovation, b - phi a mu.
+            dmu: what its outputs add to the gradient with respect to the mean.
+            ds: what they add to the gradient with respect to the variance.
         """
         c = a_bar * r
         gain = c * self.gain
@@ -117,7 +117,7 @@ class AdjointMap(NamedTuple):
         )
 
     def compose(self, earlier: "AdjointMap") -> "AdjointMap":
-        """The map of ``earlier`` and then ``self``, in time; adjoints pass ``self`` first."""
+        """The map of ``earlier`` followed by ``self`` in time; adjoints pass ``self`` first."""
         dmu, ds = earlier.apply(self.dmu_0, self.ds_0)
         return AdjointMap(
             gain=earlier.gain * self.gain,
@@ -134,5 +134,5 @@ class AdjointMap(NamedTuple):
         )
 
     def _shared(self, x: Belief) -> Belief:
-        """Sum over the slots that share a variance; nothing to add where each has its own."""
+        """Sum over the slots that share a variance; the identity where each has its own."""
         return x.sum_to_size(self.ds_0.shape)

@@ -6,9 +6,9 @@ them is the filter's belief times a likelihood,
 .. math:: p(z_t \mid v_{1:T}) \;\propto\; p(z_t \mid v_{1:t})\; p(v_{t+1:T} \mid z_t), \qquad
           p(v_{t+1:T} \mid z_t) \;\propto\; e^{-\frac12 J_t z_t^2 + \eta_t z_t}.
 
-Precision J and information eta of that likelihood are 0 after the last token and come backwards,
-one division per token. J never exceeds a_bar^2 / p_bar, or what the tokens themselves bring, so
-nothing overflows without process noise or without decay.
+Precision J and information eta of that likelihood are 0 after the last token and are computed
+backwards in time, with one division per token. J exceeds neither a_bar^2 / p_bar nor the total
+precision of the tokens, so nothing overflows, even without process noise or without decay.
 """
 
 from typing import NamedTuple
@@ -21,10 +21,10 @@ from kalman_attention.filtering.moment import KLAState
 
 
 class Future(NamedTuple):
-    """What the tokens after t say about z_t: a likelihood, which has no prior in it.
+    """What the tokens after t say about z_t: a likelihood, not a posterior.
 
     Attributes:
-        J: its precision, at least 0, ``[..., N, D]``; 0 says nothing.
+        J: its precision, at least 0, ``[..., N, D]``; 0 carries no information.
         eta: its information, precision times the most likely value, ``[..., N, D]``.
     """
 
@@ -38,9 +38,9 @@ class Future(NamedTuple):
 
 
 def step_back(future: Future, a_bar: Dynamics, p_bar: Dynamics, phi: Belief, b: Belief) -> Future:
-    r"""From what comes after token t to what comes after token t - 1.
+    r"""From the likelihood of the tokens after t to that of the tokens after t - 1.
 
-    Token t is taken in, J' = J + phi and eta' = eta + b. Then z_t is integrated out,
+    Token t is included, J' = J + phi and eta' = eta + b. Then z_t is integrated out,
 
     .. math:: \int N(z_t; a z_{t-1}, p)\, e^{-\frac12 J' z_t^2 + \eta' z_t} dz_t \;\propto\;
               e^{-\frac12 J z_{t-1}^2 + \eta z_{t-1}}, \qquad

@@ -111,7 +111,11 @@ class LanguageModelConfig:
                 f"logit_softcap must be positive and finite, or None for no bound; got "
                 f"{self.logit_softcap}."
             )
-
+        if self.kla is not None and self.kla.smooth:
+            raise ValueError(
+                "a language model predicts the tokens that kla.smooth=True would let it read. "
+                "Smoothing is for whole series: see models/series.py."
+            )
         self._check_scaffold()
 
     def _check_scaffold(self) -> None:

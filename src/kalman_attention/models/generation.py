@@ -25,8 +25,10 @@ class TokenUncertainty(NamedTuple):
         log_prob: of the token that was chosen.
         variance: posterior variance of the last read-out, mean over channels; None if the last
             mixer has no belief.
-        aleatoric: part of the entropy that the latent would not settle; None without samples.
-        epistemic: part of the entropy that the latent would settle; None without samples.
+        aleatoric: part of the entropy that knowing the last read-out would not settle; None
+            without samples.
+        epistemic: part of the entropy that knowing it would settle, the mutual information with
+            the last read-out only, not with earlier blocks or the weights; None without samples.
     """
 
     entropy: Tensor

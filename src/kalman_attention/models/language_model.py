@@ -12,7 +12,7 @@ from kalman_attention.models.generation import Generation, Sampling, generate, l
 from kalman_attention.models.output import ModelOutput
 from kalman_attention.models.presets import preset
 from kalman_attention.models.stack import BlockStack, States, Variances
-from kalman_attention.models.uncertainty import Uncertainty, uncertainty
+from kalman_attention.models.uncertainty import Uncertainty, VarianceOf, uncertainty
 from kalman_attention.nn.mixer import check_tokens, settle_config
 from kalman_attention.nn.readout import Readout
 from kalman_attention.ops.checks import require_mask
@@ -134,6 +134,7 @@ class LanguageModel(BlockStack):
         cu_seqlens: Tensor | None = None,
         num_samples: int = 0,
         generator: torch.Generator | None = None,
+        variance_of: VarianceOf = "readout",
     ) -> Uncertainty:
         """How sure the model is at every token: variances, Kalman gains, entropies.
 
@@ -142,8 +143,11 @@ class LanguageModel(BlockStack):
             mask: as for ``forward``.
             cu_seqlens: as for ``forward``.
             num_samples: posterior samples; with some, the entropy is that of the marginal
-                prediction (KLA+) and comes split into aleatoric and epistemic parts.
+                prediction (KLA+) and comes split into aleatoric and epistemic parts, by the
+                mutual information with the read-out of the last block only.
             generator: source of their randomness.
+            variance_of: ``"readout"``, or ``"output"`` to carry the variances through gate and
+                output projection to the width of the model, which is exact.
 
         Returns:
             ``Uncertainty``; no gradients.
@@ -155,6 +159,7 @@ class LanguageModel(BlockStack):
             cu_seqlens=cu_seqlens,
             num_samples=num_samples,
             generator=generator,
+            variance_of=variance_of,
         )
 
     def generate(

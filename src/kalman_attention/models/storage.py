@@ -20,6 +20,7 @@ from kalman_attention.models.checksums import (
 )
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.language_model import LanguageModel
+from kalman_attention.models.series import SeriesConfig, SeriesModel
 from kalman_attention.models.weights import (
     WEIGHTS,
     Header,
@@ -34,7 +35,9 @@ CONFIG = "config.json"
 Built = TypeVar("Built", bound=nn.Module)
 
 
-def save_model(model: LanguageModel | Autoencoder, folder: str | os.PathLike[str]) -> None:
+def save_model(
+    model: LanguageModel | Autoencoder | SeriesModel, folder: str | os.PathLike[str]
+) -> None:
     """Write a model. Each file appears whole or not at all, also after a crash.
 
     Args:
@@ -61,7 +64,7 @@ def model_files(model: nn.Module, tensors: dict[str, Tensor] | None = None) -> d
 
     weights = distinct_tensors(model) if tensors is None else tensors
     files = {WEIGHTS: save(weights, metadata={"format": "pt"})}
-    if isinstance(model, LanguageModel | Autoencoder):
+    if isinstance(model, LanguageModel | Autoencoder | SeriesModel):
         config = json.dumps(model.config.to_dict(), indent=2) + "\n"
         files[CONFIG] = config.encode()
     return files
@@ -146,6 +149,17 @@ def load_autoencoder(folder: str | os.PathLike[str], *, device: str = "cpu") -> 
     _check_sizes(headers, config.encoder, folder / WEIGHTS)
     model = _on_meta(Autoencoder, config, folder)
     check_header(headers, model, folder / WEIGHTS)
+    model.load_state_dict(read_tensors(folder / WEIGHTS, device), assign=True)
+    return model
+
+
+def load_series_model(folder: str | os.PathLike[str], *, device: str = "cpu") -> SeriesModel:
+    """Read a series model that ``save_model`` wrote, with the dtypes it had then."""
+    folder = Path(folder)
+    config = SeriesConfig.from_dict(_read_config(folder), str(folder / CONFIG))
+    check_folder(folder, [CONFIG, WEIGHTS])
+    model = _on_meta(SeriesModel, config, folder)
+    check_header(read_header(folder / WEIGHTS), model, folder / WEIGHTS)
     model.load_state_dict(read_tensors(folder / WEIGHTS, device), assign=True)
     return model
 

@@ -5,12 +5,14 @@ The predictive entropy splits exactly. With read-outs y ~ posterior and p(o | y)
 .. math:: H[E_y\, p(o|y)] \;=\; E_y H[p(o|y)] \;+\; I(o; y)
 
 the first part (aleatoric) is what remains unknown even if the latent were known, the second
-(epistemic, a mutual information) is what knowing the latent would settle.
+(epistemic, a mutual information) is what knowing the latent would settle. The latent here is the
+read-out of the LAST block alone: what earlier blocks do not know, and what the weights do not know,
+is in neither part. It is not epistemic uncertainty in the sense of ensembles or Bayesian weights.
 """
 
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,14 +29,18 @@ if TYPE_CHECKING:
     from kalman_attention.models.language_model import LanguageModel
 
 
+VarianceOf = Literal["readout", "output"]
+
+
 class Prediction(NamedTuple):
     """A distribution over the next token and its entropies, in nats.
 
     Attributes:
         log_probs: ``[..., vocab_size]``.
         entropy: of the distribution, ``[...]``.
-        aleatoric: mean entropy given the latent, ``[...]``; None without samples.
-        epistemic: mutual information with the latent, at least 0, ``[...]``; likewise.
+        aleatoric: mean entropy given the last read-out, ``[...]``; None without samples.
+        epistemic: mutual information with the last read-out, at least 0, ``[...]``; None without
+            samples. Of that read-out only: not of earlier blocks, nor of the weights.
     """
 
     log_probs: Tensor
@@ -47,13 +53,17 @@ class Uncertainty(NamedTuple):
     """Belief summaries of a sequence.
 
     Attributes:
-        variance: posterior variance of every block's read-out, ``[B, T, d_inner]``; None for a
-            block without a belief.
+        variance: posterior variance of every block's read-out, ``[B, T, d_inner]``, or of what
+            its mixer adds to the residual stream, ``[B, T, d_model]``; None for a block without a
+            belief.
         gain: Kalman gain of every block, as the share of the belief that each token replaced:
-            sum_n k_n K_n / N with K = s k lam_v, in [0, 1), ``[B, T, d_inner]``; likewise.
+            sum_n k_n K_n / N with K = s k lam_v, in [0, 1), ``[B, T, d_inner]``; None as above.
         entropy: of the predicted next token, in nats, ``[B, T]``.
-        aleatoric: its part that the latent would not settle, ``[B, T]``; None without samples.
-        epistemic: its part that the latent would settle, ``[B, T]``; likewise.
+        aleatoric: its part that knowing the last read-out would not settle, ``[B, T]``; None
+            without samples.
+        epistemic: its part that knowing the last read-out would settle, ``[B, T]``: the mutual
+            information with that read-out only, not with earlier blocks or the weights; None
+            without samples.
     """
 
     variance: tuple[Tensor | None, ...]
@@ -61,6 +71,47 @@ class Uncertainty(NamedTuple):
     entropy: Tensor
     aleatoric: Tensor | None
     epistemic: Tensor | None
+
+
+class Beliefs:
+    """A visitor that keeps variance and gain of every block; None for a block without a belief.
+
+    Args:
+        states: what the pass goes on from, one per block; None starts afresh.
+        mask: as for the pass.
+        cu_seqlens: as for the pass.
+        variance_of: ``"readout"``, or ``"output"`` for what the mixer adds to the residual stream.
+
+    Attributes:
+        variance: of every block's read-out, ``[B, T, d_inner]``, or output, ``[B, T, d_model]``.
+        gain: Kalman gain of every block, ``[B, T, d_inner]``.
+    """
+
+    def __init__(
+        self,
+        states: Sequence[Any] | None = None,
+        mask: Mask | None = None,
+        cu_seqlens: Tensor | None = None,
+        variance_of: VarianceOf = "readout",
+    ) -> None:
+        if variance_of not in ("readout", "output"):
+            raise ValueError(f"variance_of must be 'readout' or 'output', got {variance_of!r}.")
+        self._output = variance_of == "output"
+        self.variance: list[Tensor | None] = []
+        self.gain: list[Tensor | None] = []
+        self._states, self._mask, self._cu_seqlens = states, mask, cu_seqlens
+
+    def __call__(self, block: Block, found: BlockOutput) -> None:
+        """Look at one block."""
+        read, gain, variance = found.readout, None, None
+        if read is not None and isinstance(block.mixer, KLA):
+            state = None if self._states is None else self._states[len(self.gain)].belief
+            gain = kalman_gain(block.mixer, read, self._mask, self._cu_seqlens, state)
+            variance = read.variance
+            if self._output and variance is not None:
+                variance = block.mixer.write_variance(variance, *read.context[:2])
+        self.variance.append(variance)
+        self.gain.append(gain)
 
 
 def predict(logits: Tensor) -> Prediction:
@@ -120,18 +171,10 @@ def uncertainty(
     cu_seqlens: Tensor | None = None,
     num_samples: int = 0,
     generator: torch.Generator | None = None,
+    variance_of: VarianceOf = "readout",
 ) -> Uncertainty:
     """Variance, gain and entropies at every token; see ``LanguageModel.uncertainty``."""
-    variances: list[Tensor | None] = []
-    gains: list[Tensor | None] = []
-
-    def look(block: Block, found: BlockOutput) -> None:
-        read, gain = found.readout, None
-        if read is not None and isinstance(block.mixer, KLA):
-            gain = kalman_gain(block.mixer, read, mask, cu_seqlens)
-        variances.append(None if read is None else read.variance)
-        gains.append(gain)
-
+    seen = Beliefs(None, mask, cu_seqlens, variance_of)
     hold = num_samples > 0 or model.config.layers[-1] == "kla"
     found = model.walk(
         model.embed(input_ids),
@@ -140,16 +183,16 @@ def uncertainty(
         return_variance=True,
         generator=generator,
         hold=hold,
-        visit=look,
+        visit=seen,
     )
     if found.readout is None:
         whole = predict(model.logits(found.y))
-        return Uncertainty(tuple(variances), tuple(gains), whole.entropy, None, None)
+        return Uncertainty(tuple(seen.variance), tuple(seen.gain), whole.entropy, None, None)
     parts = predictions(model, found.readout, num_samples=num_samples, generator=generator)
     entropies = [(p.entropy, p.aleatoric, p.epistemic) for p in parts]
     total, aleatoric, epistemic = (_join(column) for column in zip(*entropies, strict=True))
     assert total is not None
-    return Uncertainty(tuple(variances), tuple(gains), total, aleatoric, epistemic)
+    return Uncertainty(tuple(seen.variance), tuple(seen.gain), total, aleatoric, epistemic)
 
 
 def _join(parts: tuple[Tensor | None, ...]) -> Tensor | None:
@@ -158,17 +201,29 @@ def _join(parts: tuple[Tensor | None, ...]) -> Tensor | None:
 
 
 def kalman_gain(
-    layer: KLA, found: Readout, mask: Mask | None = None, cu_seqlens: Tensor | None = None
+    layer: KLA,
+    found: Readout,
+    mask: Mask | None = None,
+    cu_seqlens: Tensor | None = None,
+    state: KLAState | None = None,
 ) -> Tensor:
     """Share of the belief that each token replaced, mean over slots, ``[B, T, d_inner]``.
 
     A slot keeps the share r = 1 - k K of its predicted mean. Asking the scan with the key for a
     query gives sum_n k_n^2 s_n, so nothing of size ``[B, T, N, D]`` is ever held. Slots that share
     a precision count as one.
+
+    Args:
+        layer: the layer that was read.
+        found: its read-out.
+        mask: as it was read with.
+        cu_seqlens: as it was read with.
+        state: the belief it was read from; None for the prior.
     """
     e, dtype = found.evidence, torch.promote_types(found.evidence.v.dtype, torch.float32)
     rows = e.v.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
-    a_bar, p_bar, first = layer.prior(rows)
+    a_bar, p_bar, prior = layer.prior(rows)
+    first = prior if state is None else state
     asked = kla_scan(
         e.k,
         e.k,

@@ -12,7 +12,7 @@ from kalman_attention.ops.engines import ENGINES, REFERENCE
 class KLAConfig:
     """Everything that defines a KLA layer.
 
-    The defaults are the paper's block, with a start of our own (``diffusion`` and ``dt_max``).
+    The defaults are the paper's block, with our own initialisation of ``diffusion`` and ``dt_max``.
 
     Attributes:
         d_model: width of the layer's input and output.
@@ -24,45 +24,51 @@ class KLAConfig:
             ``shared_slots`` before the token is seen; 0 turns nothing. One is enough for parity,
             two rotate in a plane, and as many as the block has slots reach every orthogonal
             matrix. See docs/state_tracking.md, and ``KLAConfig.tracking`` for starts that learn it.
+        frequencies: lowest and highest initial angular velocity, in rad per unit of ``dt``, at
+            which blocks of two slots turn while time passes; they are learned, and start evenly
+            spread in their logarithm. The latent is then a damped oscillator pushed by noise, seen
+            at any time stamps. None turns nothing with time.
         conv_kernel: taps of the causal convolution; None for no convolution.
-        value: where the filter's value comes from: ``"stream"``, the convolved stream itself (the
-            form whose parameter counts match the paper's language models), or ``"project"``, a
+        value: source of the filter's value: ``"stream"``, the convolved stream itself (the form
+            whose parameter counts match the paper's language models), or ``"project"``, a
             full-width projection of it.
-        precision_rank: None projects the precision at full width, a number through that rank.
+        precision_rank: rank of the projection to the precision; None for full rank.
         precision_link: how a projection becomes a precision; see ``nn/links.py``. The default
-            keeps the observation variance positive, as the paper words it, and was best of three
-            in a small trial (selective copying, one seed: 47 % against 41 % and 36 %).
+            keeps the observation variance positive, as in the paper, and was the best of three in a
+            small trial (selective copying, one seed: 47 % against 41 % and 36 %).
         precision_floor: smallest observation variance (``inverse_softplus``) or smallest
             precision (``softplus``).
-        initial_precision: precision of the values at the start, as far as it does not depend on
-            the token; needs ``evidence_bias``. None leaves it to the link.
+        initial_precision: initial precision of the values, set through the bias of their
+            projection; requires ``evidence_bias``. None leaves it to the link.
         evidence_bias: add a bias to the projections for value, precision, key and query.
         qk_norm: scale keys and queries to length 1.
-        process_noise: ``"learned"``, ``"fixed"`` at its start, or ``"zero"`` (no noise at all).
+        process_noise: ``"learned"``, ``"fixed"`` at its initial value, or ``"zero"`` (no noise).
         discretisation: ``"ou"``, the exact one of the Ornstein-Uhlenbeck prior; ``"zoh"``, noise
             held over the step (p_bar = p^2 dt); ``"none"``, discrete dynamics without a step size.
-        prior: belief before the first token: ``"unit"`` Gaussian, the ``"stationary"`` one of the
-            process, or ``"learned"`` (starting from the unit Gaussian).
-        initial_mean: spread of the mean of a learned prior at the start.
-        diffusion: initial p. It enters squared. The default makes the unit Gaussian the stationary
-            belief of a decay rate of 1, p^2 = 2 a; 0.1 would be the noise of the authors' released
-            code, which does not square its 0.01. More noise with less decay learned copying
-            faster (dev/experiments.md).
+        prior: initial belief: the ``"unit"`` Gaussian, the ``"stationary"`` distribution of the
+            process, or ``"learned"`` (initialised to the unit Gaussian).
+        initial_mean: standard deviation of the initial means of a learned prior.
+        diffusion: initial p, which enters squared. The default makes the unit Gaussian the
+            stationary distribution for a decay rate of 1, p^2 = 2 a; 0.1 would be the noise of the
+            authors' released code, which does not square its 0.01. More noise with less decay
+            learned copying faster (dev/experiments.md).
         decay_rate: initial a, or (low, high) to spread it evenly over the slots, or over the blocks
             of ``shared_slots``.
         step_rank: None learns one step size per slot and channel. A number lets every token choose
-            the step of each channel, through a projection of that rank: the decay, and the noise
-            with it, then depend on the token.
-        dt_min: smallest initial step size; the start is log-uniform.
-        dt_max: largest initial step size. With the decay rate of 1 the shortest memory is
-            100 tokens at first: forgetting is left to the evidence.
+            the step size of each channel, through a projection of that rank, so that decay and
+            noise depend on the token.
+        dt_min: smallest initial step size; initial values are log-uniform.
+        dt_max: largest initial step size. With a decay rate of 1 the shortest initial memory is
+            100 tokens: forgetting is left to the evidence.
+        smooth: read the belief given all tokens, including later ones: an exact bidirectional
+            layer. It takes whole sequences only and cannot be part of a language model.
         readout_norm: divide the read-out by its root mean square over the channels, before skip
             and gate.
         gate_bias: initial bias of the gate, which is then learned; None for no bias.
         skip: initial weight of the skip from the convolved stream to the read-out, or None for no
             skip.
-        engine: which implementation of the scan computes, as for ``kla_scan``; None means
-            ``"auto"``. No property of what was learned: it may be changed at any time.
+        engine: implementation of the scan, as for ``kla_scan``; None means ``"auto"``. It is not a
+            property of the weights and may be changed at any time.
     """
 
     d_model: int
@@ -70,6 +76,7 @@ class KLAConfig:
     d_inner: int | None = None
     shared_slots: int = 1
     num_reflections: int = 0
+    frequencies: tuple[float, float] | None = None
     conv_kernel: int | None = 4
     value: Literal["stream", "project"] = "stream"
     precision_rank: int | None = None
@@ -87,6 +94,7 @@ class KLAConfig:
     step_rank: int | None = None
     dt_min: float = 1e-3
     dt_max: float = 1e-2
+    smooth: bool = False
     readout_norm: bool = False
     gate_bias: float | None = None
     skip: float | None = 1.0
@@ -120,18 +128,26 @@ class KLAConfig:
                 f"2 or more, got {self.num_reflections} and {self.shared_slots}. A single slot "
                 "would change its sign at every token, whatever the token."
             )
+        if self.frequencies is not None and (
+            self.shared_slots != 2 or not 0.0 < self.frequencies[0] <= self.frequencies[1]
+        ):
+            raise ValueError(
+                "frequencies are those of blocks of two slots, 0 < lowest <= highest: set "
+                f"shared_slots=2; got {self.frequencies} with shared_slots={self.shared_slots}."
+            )
         _check_words(self)
         _check_starts(self)
 
     @classmethod
     def tracking(cls, **fields: Any) -> "KLAConfig":
-        """A layer that tracks states: its blocks turn, and it starts where it learns to turn them.
+        """Options for state tracking: blocks that rotate, initialised so that they learn to.
 
-        Tokens move the state and bring little evidence at first, nothing fades, there is something
-        to turn before the first token, the gate is open and there is no convolution.
+        Initially tokens rotate the state and bring little evidence, nothing fades, the initial mean
+        is not 0, so that there is something to rotate, the gate is open, and there is no
+        convolution.
 
         Args:
-            **fields: ``d_model``, and every other option that is to differ.
+            **fields: ``d_model``, and any other option to override.
         """
         return cls(**{**_TRACKING, **fields})
 
@@ -154,17 +170,17 @@ class KLAConfig:
 
 
 _TRACKING: dict[str, Any] = {
-    "shared_slots": 4,
-    "num_reflections": 2,
-    "conv_kernel": None,
+    "shared_slots": 4,  # A5 is a group of rotations in three dimensions, so blocks of 4 hold it
+    "num_reflections": 2,  # a rotation in a plane
+    "conv_kernel": None,  # the state should depend on tokens through rotations alone
     "precision_link": "softplus",
-    "initial_precision": 0.018,
+    "initial_precision": 0.018,  # nearly no evidence: an update would overwrite the rotated state
     "evidence_bias": True,
     "prior": "learned",
     "initial_mean": 1.0,
-    "dt_min": 1e-4,
+    "dt_min": 1e-4,  # memories of 1,000 tokens and more: nothing fades within a training word
     "dt_max": 1e-3,
-    "gate_bias": 2.0,
+    "gate_bias": 2.0,  # open
 }
 _COUNTS = (
     "d_model",
@@ -193,7 +209,7 @@ def _check_words(config: KLAConfig) -> None:
 
 
 def _check_starts(config: KLAConfig) -> None:
-    """Starts of parameters must belong to a parameter that is there."""
+    """Check that initial values belong to parameters that exist."""
     if config.initial_precision is not None:
         if not config.evidence_bias:
             raise ValueError("initial_precision is the start of a bias: set evidence_bias=True.")

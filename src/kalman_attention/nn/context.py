@@ -1,4 +1,4 @@
-"""A sequence of which a layer sees only a piece: what it needs from those that hold the others."""
+"""Sequences split over processes: what a layer needs from those that hold the other pieces."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -11,7 +11,7 @@ from kalman_attention.ops.frames import Turned
 
 
 class Context(Protocol):
-    """Reaches across the pieces of a sequence; ``parallel`` has the one for processes."""
+    """Access to the other pieces of a sequence; implemented in ``parallel``."""
 
     def window(
         self, x: Tensor, window: Tensor, mask: Mask | None, cu_seqlens: Tensor | None
@@ -20,17 +20,17 @@ class Context(Protocol):
 
         Args:
             x: the piece, ``[B, T, D]``.
-            window: what precedes the whole sequence, ``[B, K - 1, D]``.
-            mask: of the piece, ``[B, T]``.
-            cu_seqlens: borders of documents packed into the piece.
+            window: the tokens before the whole sequence, ``[B, K - 1, D]``.
+            mask: mask of the piece, ``[B, T]``.
+            cu_seqlens: document boundaries in the piece.
         """
         ...
 
     @property
     def scan(self) -> Callable[..., ScanOutput]:
-        """``kla_scan`` of the whole sequence, of which the tokens given are a piece.
+        """``kla_scan`` over the whole sequence, called with one piece of it.
 
-        Its ``state`` is the belief before the whole sequence; the one that comes out is that after
+        Its ``state`` is the belief before the whole sequence; the returned one is the belief after
         the piece.
         """
         ...
@@ -39,7 +39,7 @@ class Context(Protocol):
         """Keys and queries in the frame of the whole sequence, from those of the piece alone.
 
         Args:
-            turned: as if the piece were the whole sequence; the frame that comes out is the one
+            turned: computed as if the piece were the whole sequence; the returned frame is the one
                 after the piece.
         """
         ...

@@ -1,9 +1,9 @@
 """One token per row on a CPU: native code for what torch does in many small operations.
 
 At a batch of one to four, decoding is bound by reading the weights. torch's products with so few
-rows stay behind the memory, and each of its operations costs microseconds. What is here decides,
-call by call, whether native code may take over; where it may not, modules are called as ever. The
-arithmetic is that of the modules (``tests/nn/test_decoding.py``), to rounding.
+rows do not reach the speed of the memory, and each of its operations costs microseconds. This file
+decides for each call whether native code can take over; otherwise modules are called as usual. The
+results are those of the modules up to rounding (``tests/nn/test_decoding.py``).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -46,15 +46,15 @@ _PARTS: tuple[tuple[str, type[nn.Module], tuple[str, ...]], ...] = (
 
 
 def project(linear: nn.Module, x: Tensor) -> Tensor:
-    """``linear(x)``, by a native product where x is one token per row.
+    """``linear(x)``, by a native product if x has one token per row.
 
     Args:
-        linear: usually an ``nn.Linear``; one that was replaced, quantised or hooked is called.
-        x: ``[B, in]`` or ``[B, 1, in]``; anything else goes to ``linear`` as well.
+        linear: usually an ``nn.Linear``; a replaced, quantised or hooked module is called instead.
+        x: ``[B, in]`` or ``[B, 1, in]``; any other shape is passed to ``linear``.
     """
     if can_decode(x) and isinstance(linear, nn.Linear) and _is_plain(linear, nn.Linear):
         weight, bias = linear.weight, linear.bias
-        fits = x.shape[-1] == weight.shape[-1]  # a wrong width is for torch to report
+        fits = x.shape[-1] == weight.shape[-1]  # torch reports a wrong width
         if fits and is_stored(weight, x.dtype) and is_stored(bias, x.dtype):
             return few_rows_product(x, weight, bias)
     y: Tensor = linear(x)
@@ -64,17 +64,17 @@ def project(linear: nn.Module, x: Tensor) -> Tensor:
 def decode_token(
     layer: "KLA", x: Tensor, state: Any, mask: Mask | None, norm: RMSNorm | None = None
 ) -> LayerTokens | None:
-    """A token per row through a KLA layer in one native call; None where it takes torch operations.
+    """One token per row through a KLA layer in one native call; None if that is not possible.
 
     Args:
         layer: the layer.
         x: ``[B, d_model]``.
-        state: ``LayerState`` of the last call.
+        state: ``LayerState`` of the previous call.
         mask: ``[B]`` bool, False where a row has no token.
         norm: the norm before the layer; the result is then x + layer(norm(x)).
 
     Returns:
-        What comes out and the new state.
+        The output and the new state.
     """
     if not (can_decode(x) and _is_served(layer, x)):
         return None
@@ -96,12 +96,13 @@ def decode_token(
 
 
 def _is_served(layer: "KLA", x: Tensor) -> bool:
-    """Whether native code knows all that the layer does with a token."""
+    """Whether native code implements everything that the layer does with a token."""
     config = layer.config
     return (
         config.precision_rank is None
         and config.step_rank is None
         and config.num_reflections == 0
+        and config.frequencies is None
         and layer.context is None
         and x.dim() == 2
         and x.shape[1] == config.d_model
@@ -117,8 +118,8 @@ def _engine(layer: "KLA", x: Tensor) -> str:
 
 
 def _weights(layer: "KLA", norm: RMSNorm | None, dtype: torch.dtype) -> LayerWeights | None:
-    """The weights of a layer, if its modules do nothing but what they were written for."""
-    # From the dictionaries: looking up attributes would take longer than all the rest.
+    """The weights of a layer, if none of its modules was replaced, hooked or parametrised."""
+    # From the dictionaries: module attributes are slow to look up, and this runs for every token.
     modules, found = layer._modules, list[Tensor | None]()
     for name, kind, parameters in _PARTS:
         module = norm if name == "norm" else modules.get(name)
@@ -136,7 +137,7 @@ def _weights(layer: "KLA", norm: RMSNorm | None, dtype: torch.dtype) -> LayerWei
 
 
 def _tokens(layer: "KLA", x: Tensor, state: Any) -> LayerTokens | None:
-    """Tokens and state as they lie in memory; None for a state that is not of this layer."""
+    """Tokens and state as native code reads them; None for a state of another layer."""
     if not (isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], tuple)):
         return None
     config, rows = layer.config, x.shape[0]
@@ -155,7 +156,7 @@ def _tokens(layer: "KLA", x: Tensor, state: Any) -> LayerTokens | None:
 
 
 def _fits(weights: LayerWeights, tokens: LayerTokens) -> bool:
-    """Whether weights are as wide as tokens and state; those of matrices are checked natively."""
+    """Whether the widths of weights, tokens and state agree; native code checks matrices."""
     D, taps = tokens.mean.shape[2], weights.conv_weight
     vectors = (taps, weights.conv_bias, weights.gate_bias, weights.skip, weights.readout_norm)
     return (
@@ -167,7 +168,7 @@ def _fits(weights: LayerWeights, tokens: LayerTokens) -> bool:
 
 
 def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether to call a module is to run the forward of ``kind``: none of its own, no hooks."""
+    """Whether calling a module runs exactly the forward of ``kind``: not replaced, no hooks."""
     return (
         type(module).forward is kind.forward
         and "forward" not in module.__dict__

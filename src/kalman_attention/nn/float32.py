@@ -1,4 +1,4 @@
-"""Parameters that stay float32 when the model around them is converted to a shorter type."""
+"""Parameters that stay float32 when the model around them is converted to a shorter dtype."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -15,7 +15,7 @@ P = ParamSpec("P")
 class KeepsFloat32(nn.Module):
     """A module whose own parameters are never shorter than float32: gates, decays, rates.
 
-    ``model.bfloat16()`` passes them by, ``model.double()`` does not.
+    ``model.bfloat16()`` does not change them, ``model.double()`` does.
     """
 
     def _apply(self: Kept, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Kept:
@@ -30,7 +30,7 @@ class KeepsFloat32(nn.Module):
 
 
 class Float32Linear(KeepsFloat32, nn.Linear):
-    """A linear map for gates: computed in its own type, whatever the type of the input.
+    """A linear map for gates, computed in its own dtype for any dtype of the input.
 
     Args:
         in_features: width of the input.
@@ -39,7 +39,7 @@ class Float32Linear(KeepsFloat32, nn.Linear):
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
-        # Also where the default type is shorter, as while transformers builds a model.
+        # Even if the default dtype is shorter, as when transformers builds a model.
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
         super().__init__(in_features, out_features, bias, dtype=dtype)
 
@@ -50,18 +50,18 @@ class Float32Linear(KeepsFloat32, nn.Linear):
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """The type to compute and keep states in: float64 for float64, else float32."""
+    """Dtype for arithmetic and states: float64 for float64, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def widened(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """All in the type to compute and keep states in: float64 if the first is, else float32."""
+    """Convert all tensors to the dtype for arithmetic that the first one determines."""
     dtype = at_least_float32(tensors[0].dtype)
     return tuple(x.to(dtype) for x in tensors)
 
 
 def without_autocast(rule: Callable[P, Found]) -> Callable[P, Found]:
-    """A function of tensors that keeps its own types also inside ``torch.autocast``."""
+    """Decorate a function of tensors so that ``torch.autocast`` does not affect it."""
 
     @wraps(rule)
     def run(*inputs: P.args, **options: P.kwargs) -> Found:

@@ -7,6 +7,7 @@
     u -> value, precision, key, query     what the token says, and what it asks
     u -> step                             how much time it takes, if tokens choose (step_rank)
     u -> reflections                      how it turns the latent (num_reflections)
+    dt -> turns                           how time turns the latent (frequencies)
     y = kla_scan(...)                     posterior mean (and variance) of the read-out
     out_proj((y + skip u) SiLU(gate))     -> [B, T, d_model]
 
@@ -15,7 +16,7 @@ be put in between, which is how the marginal likelihood (KLA+) is estimated.
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,19 +30,20 @@ from kalman_attention.nn.float32 import at_least_float32
 from kalman_attention.nn.links import inverse_precision, value_precision
 from kalman_attention.nn.mixer import Bias, LayerOutput, Mixer, Skip
 from kalman_attention.nn.norms import RMSNorm, l2_norm
-from kalman_attention.nn.prior import LatentPrior, TokenSteps
+from kalman_attention.nn.prior import LatentPrior, TimeTurns, TokenSteps
 from kalman_attention.nn.readout import Evidence, Readout
 from kalman_attention.nn.short_conv import ShortConv
 from kalman_attention.ops.contract import ScanOutput
 from kalman_attention.ops.frames import into_frames, turn_belief
 from kalman_attention.ops.kla_scan import kla_scan, kla_step
+from kalman_attention.ops.smooth import kla_smooth
 
 
 class LayerState(NamedTuple):
-    """What a KLA layer carries from one call to the next.
+    """The recurrent state of a KLA layer.
 
     Attributes:
-        conv: the last K - 1 tokens that the convolution saw, ``[R, K - 1, D]``; none without one.
+        conv: the last K - 1 inputs of the convolution, ``[R, K - 1, D]``; empty without one.
         belief: mean and variance of the latent, ``[R, N, D]`` each (a shared variance
             ``[R, G, D]``).
     """
@@ -51,13 +53,13 @@ class LayerState(NamedTuple):
 
 
 class EvidenceLinear(nn.Linear):
-    """A projection to evidence, whose bias may start at a wanted precision.
+    """A projection to evidence, whose bias can be initialised to a given precision.
 
     Args:
         in_features: width of the input.
         out_features: width of the output.
-        config: options of the layer; ``evidence_bias`` says whether there is a bias.
-        precision: the outputs, from first to past the last, that the link turns into precisions.
+        config: options of the layer; ``evidence_bias`` determines whether there is a bias.
+        precision: range of outputs (first, end) that the link turns into precisions.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class EvidenceLinear(nn.Linear):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """As ``nn.Linear``, but for precisions that are to start at ``initial_precision``."""
+        """Initialise like ``nn.Linear``, but precisions to ``initial_precision`` if it is set."""
         super().reset_parameters()
         wanted = self.config.initial_precision
         if self.bias is not None and wanted is not None and not self.bias.is_meta:
@@ -107,7 +109,8 @@ class KLA(Mixer):
         self.in_proj = nn.Linear(d_model, 2 * D, bias=False)
         self.gate_bias = None if config.gate_bias is None else Bias(D, config.gate_bias)
         self.conv = None if config.conv_kernel is None else ShortConv(D, config.conv_kernel)
-        # One product for all that the stream gives: the narrow key and query come for free.
+        # One product for everything that depends on the stream: the narrow key and query add little
+        # to it.
         self.precision_up = None
         if config.precision_rank is None:
             self.evidence_proj = EvidenceLinear(D, sum(self._split), config, (value, value + D))
@@ -119,6 +122,7 @@ class KLA(Mixer):
         if config.step_rank is not None:
             self.step_up = nn.Linear(config.step_rank, D, bias=False)
             self.steps = TokenSteps(config, self.prior.unit)
+        self.turns = None if config.frequencies is None else TimeTurns(config)
         self.readout_norm = RMSNorm(D) if config.readout_norm else None
         self.out_proj = nn.Linear(D, d_model, bias=False)
 
@@ -136,20 +140,23 @@ class KLA(Mixer):
         cu_seqlens: Tensor | None = None,
         *,
         dt: Tensor | None = None,
+        seen: Mask | None = None,
     ) -> Tensor:
         """Mix whole sequences; see ``Mixer``.
 
         Args:
             x: ``[B, T, d_model]``; T may be 0.
-            mask: ``[B, T]`` bool, False for padding, which is not seen; 0 comes out there.
-            cu_seqlens: borders of documents packed into one row (B = 1), ``[n + 1]`` int.
+            mask: ``[B, T]`` bool, False for padding, which is ignored and returned as 0.
+            cu_seqlens: document boundaries in one packed row (B = 1), ``[n + 1]`` int.
             dt: time that passes before each token, ``[B, T]``, at least 0, where 1 is the step
                 that the layer takes without it; differences of time stamps, for example.
+            seen: ``[B, T]`` bool, False for tokens that only ask: time passes and the belief is
+                read, but they bring no evidence. All tokens bring evidence without it.
 
         Returns:
             ``[B, T, d_model]``.
         """
-        return self.mix(x, None, mask, cu_seqlens, dt=dt).y
+        return self.mix(x, None, mask, cu_seqlens, dt=dt, seen=seen).y
 
     def mix(
         self,
@@ -159,15 +166,18 @@ class KLA(Mixer):
         cu_seqlens: Tensor | None = None,
         *,
         dt: Tensor | None = None,
-        return_variance: bool = False,
+        seen: Mask | None = None,
+        return_variance: bool | Literal["output"] = False,
     ) -> LayerOutput:
-        """Mix a piece of sequences, going on from ``state``, or from the prior; see ``Mixer``.
+        """Mix a piece of sequences, continuing from ``state`` or from the prior; see ``Mixer``.
 
-        ``dt`` as for ``forward``.
+        ``dt`` and ``seen`` as for ``forward``. ``return_variance="output"`` returns the variance of
+        the output itself, ``[B, T, d_model]``, instead of that of the read-out; see
+        ``write_variance``.
         """
         self._check(x, mask, cu_seqlens)
-        found = self.read(x, state, mask, cu_seqlens, dt=dt, return_variance=return_variance)
-        return self._through(found)
+        options: dict[str, Any] = {"dt": dt, "seen": seen, "return_variance": bool(return_variance)}
+        return self._through(self.read(x, state, mask, cu_seqlens, **options), return_variance)
 
     def step(
         self,
@@ -176,24 +186,26 @@ class KLA(Mixer):
         *,
         mask: Mask | None = None,
         dt: Tensor | None = None,
-        return_variance: bool = False,
+        seen: Mask | None = None,
+        return_variance: bool | Literal["output"] = False,
     ) -> LayerOutput:
-        """One token ``[B, d_model]`` (mask, dt ``[B]``); equal to ``mix`` on sequences of one."""
+        """One token ``[B, d_model]`` (others ``[B]``); equal to ``mix`` on sequences of one."""
         self._check(x, mask, axes=2)
-        if dt is None and not return_variance:
+        if dt is None and seen is None and not return_variance:
             found = self.decode(x, state, mask)
             if found is not None:
                 return found
-        return self._through(self.read(x, state, mask, dt=dt, return_variance=return_variance))
+        options: dict[str, Any] = {"dt": dt, "seen": seen, "return_variance": bool(return_variance)}
+        return self._through(self.read(x, state, mask, **options), return_variance)
 
     def decode(
         self, x: Tensor, state: LayerState, mask: Mask | None = None, norm: RMSNorm | None = None
     ) -> LayerOutput | None:
-        """``step`` in one native call, or None where that has to be done in torch operations.
+        """``step`` in one native call, or None if that is not possible.
 
         Args:
             x: ``[B, d_model]``.
-            state: of the last call.
+            state: state of the previous call.
             mask: ``[B]`` bool, False where a row has no token.
             norm: a norm before the layer; y is then x + layer(norm(x)), the whole residual branch.
         """
@@ -211,15 +223,21 @@ class KLA(Mixer):
         cu_seqlens: Tensor | None = None,
         *,
         dt: Tensor | None = None,
+        seen: Mask | None = None,
         return_variance: bool = False,
     ) -> Readout:
         """Everything up to the posterior of the read-out; arguments as for ``mix``.
 
-        One token ``[B, d_model]``, with mask ``[B]`` and a state, is as good as a sequence, and
-        sooner: the discretised dynamics are remembered.
+        Also accepts one token ``[B, d_model]``, with mask ``[B]`` and a state, which is faster than
+        a sequence of one, because the discretised dynamics are cached.
         """
+        if self.config.smooth and (state is not None or x.dim() == 2):
+            raise ValueError(
+                "a layer that smooths reads every token given those after it: it takes whole "
+                "sequences, without a state. smooth=False goes on from a state."
+            )
         if mask is not None:
-            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)  # whatever stands in padding, even NaN
+            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)  # padding may hold anything, even NaN
         stream, gate = project(self.in_proj, x).chunk(2, -1)  # [B, T, D] each
         if self.gate_bias is not None:
             gate = self.gate_bias(gate)
@@ -227,17 +245,24 @@ class KLA(Mixer):
         u, window = self._convolve(stream, window, mask, cu_seqlens)
         u = nn.functional.silu(u)
         evidence = self.evidence(u, dt)
+        if seen is not None:
+            if seen.dtype != torch.bool or seen.shape != x.shape[:-1]:
+                raise ValueError(
+                    f"seen is {seen.dtype} {list(seen.shape)} but must be bool "
+                    f"{list(x.shape[:-1])}: True for tokens that bring evidence."
+                )
+            evidence = evidence._replace(lam_v=evidence.lam_v * seen.unsqueeze(-1))
         filtered = self._step if x.dim() == 2 else self._scan
         y, y_var, belief = filtered(evidence, belief, mask, cu_seqlens, return_variance)
         return Readout(y, y_var, (u, gate), evidence, LayerState(window, belief))
 
     def evidence(self, u: Tensor, dt: Tensor | None = None) -> Evidence:
-        """Value, precision, key, query, step and turn from the convolved stream ``[..., D]``.
+        """Value, precision, key, query, step and reflections from the convolved stream.
 
         Args:
-            u: the stream.
-            dt: time before every token by the clock, ``[...]``; steps that tokens choose are
-                multiplied by it.
+            u: the stream, ``[..., D]``.
+            dt: time before every token, ``[...]``; step sizes that tokens choose are multiplied by
+                it.
         """
         config = self.config
         parts = torch.split(project(self.evidence_proj, u), self._split, -1)
@@ -249,14 +274,24 @@ class KLA(Mixer):
         if config.qk_norm:
             key_query = l2_norm(key_query)
         k, q = key_query.unbind(-2)
+        u_h = self._turns(turn, dt)
         if self.step_up is not None and self.steps is not None:
             chosen = self.steps(project(self.step_up, step))
             dt = chosen if dt is None else chosen * dt.unsqueeze(-1)
-        u_h = None
+        return Evidence(q, k, u if config.value == "stream" else value, lam_v, dt, u_h)
+
+    def _turns(self, turn: Tensor, dt: Tensor | None) -> Tensor | None:
+        """Reflections ``[..., n_h, G, m]`` before every token: by time, then by the token."""
+        config, found = self.config, []
+        if self.turns is not None:
+            found.append(self.turns(turn.new_ones(turn.shape[:-1]) if dt is None else dt))
         if config.num_reflections:
             shape = (config.num_reflections, config.blocks, config.shared_slots)
-            u_h = torch.unflatten(turn, -1, shape)
-        return Evidence(q, k, u if config.value == "stream" else value, lam_v, dt, u_h)
+            found.append(torch.unflatten(turn, -1, shape))
+        if len(found) < 2:
+            return found[0] if found else None
+        by_time, by_token = found
+        return torch.cat([by_time, by_token.to(by_time.dtype)], -3)
 
     def write(self, latent: Values, stream: Tensor, gate: Tensor) -> Tensor:
         """From a read-out to the layer's output: norm, skip, gate, output projection.
@@ -274,6 +309,34 @@ class KLA(Mixer):
         if self.skip is not None:
             latent = self.skip(latent, stream)
         return project(self.out_proj, latent * nn.functional.silu(gate))
+
+    def write_variance(self, variance: Values, stream: Tensor, gate: Tensor) -> Tensor:
+        r"""Variance of the layer's output from that of the read-out: exact, ``write`` is linear.
+
+        .. math:: \mathrm{Var}[o_i] = \sum_d W_{id}^2\,\mathrm{silu}(g_d)^2\,\mathrm{Var}[y_d]
+
+        The channels of a read-out are independent given the tokens; those of the output are not,
+        and this is the diagonal of their covariance. Stream and gate are known, so the skip adds
+        nothing.
+
+        Args:
+            variance: of the read-out, ``[..., T, D]``.
+            stream: first of ``Readout.context``.
+            gate: second of ``Readout.context``, before its SiLU, ``[..., T, D]``.
+
+        Returns:
+            ``[..., T, d_model]``.
+        """
+        if self.readout_norm is not None:
+            raise ValueError(
+                "a layer with readout_norm is not linear in its read-out: the variance of its "
+                "output has no closed form. Write samples instead."
+            )
+        known = nn.functional.silu(gate.to(variance.dtype))
+        # Through the module, as everywhere: the weight itself may be sharded or quantised.
+        eye = torch.eye(self.config.width, dtype=stream.dtype, device=stream.device)
+        weight = project(self.out_proj, eye).to(variance.dtype)  # [D, d_model]
+        return (variance * known.square()) @ weight.square()
 
     def _first_window(self, rows: int, like: Tensor) -> Tensor:
         if self.conv is None:
@@ -310,7 +373,14 @@ class KLA(Mixer):
         a_bar, p_bar, first = self.prior(rows if belief is None else 0)
         if belief is None and self.config.prior != "unit":  # which is the op's own
             belief = first
-        scan: Callable[..., ScanOutput] = kla_scan if self.context is None else self.context.scan
+        options: dict[str, Any] = {"engine": self.config.engine or "auto"}
+        if self.config.smooth:
+            if self.context is not None:
+                raise ValueError("a layer that smooths cannot share a sequence with other ranks.")
+            scan: Callable[..., ScanOutput] = kla_smooth
+        else:
+            scan = kla_scan if self.context is None else self.context.scan
+            options["return_variance"] = return_variance
         q, k, turned = evidence.q, evidence.k, None
         if evidence.u_h is not None:
             turned = into_frames(q, k, evidence.u_h, mask=mask, cu_seqlens=cu_seqlens)
@@ -324,10 +394,9 @@ class KLA(Mixer):
             state=None if belief is None else KLAState(*(_match(z, evidence.v) for z in belief)),
             mask=mask,
             cu_seqlens=cu_seqlens,
-            return_variance=return_variance,
-            engine=self.config.engine or "auto",
+            **options,
         )
-        # The belief is handed on about the latent itself: the next call starts a frame of its own.
+        # The returned belief is about the latent itself, because the next call starts a new frame.
         return found if turned is None else found._replace(state=turned.out_of_frame(found.state))
 
     def _step(
@@ -340,7 +409,7 @@ class KLA(Mixer):
     ) -> ScanOutput:
         if belief is None:
             raise ValueError(
-                "one token [B, d_model] goes on from a state: pass that of the last call, or "
+                "one token [B, d_model] needs a state: pass the one of the previous call, or "
                 "init_state(batch_size). A sequence has a time axis: [B, T, d_model]."
             )
         a_bar, p_bar, _ = self.prior.cached()
@@ -358,15 +427,20 @@ class KLA(Mixer):
             engine=self.config.engine or "auto",
         )
 
-    def _through(self, found: Readout) -> LayerOutput:
-        return LayerOutput(self.write(found.mean, *found.context), found.variance, found.state)
+    def _through(self, found: Readout, of: bool | Literal["output"]) -> LayerOutput:
+        variance = found.variance
+        if of == "output":
+            assert variance is not None
+            variance = self.write_variance(variance, *found.context)
+        return LayerOutput(self.write(found.mean, *found.context), variance, found.state)
 
     def extra_repr(self) -> str:
         """The options that shape the filter."""
-        names = "shared_slots num_reflections value precision_rank step_rank process_noise prior"
+        names = "shared_slots num_reflections frequencies value precision_rank step_rank"
+        names += " process_noise prior smooth"
         return ", ".join(f"{name}={getattr(self.config, name)}" for name in names.split())
 
 
 def _match(x: Tensor, tokens: Tensor) -> Tensor:
-    """Float32, or float64 where the tokens are."""
+    """Convert to float32, or to float64 if the tokens are float64."""
     return x.to(at_least_float32(tokens.dtype))

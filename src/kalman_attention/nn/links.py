@@ -1,4 +1,4 @@
-"""Links: from an unconstrained number to a positive one, and back for initialisation."""
+"""Links: maps from unconstrained to positive numbers, and their inverses for initialisation."""
 
 import math
 from typing import Literal
@@ -14,7 +14,7 @@ def value_precision(x: Tensor, link: PrecisionLink, floor: float) -> Tensor:
 
     ``inverse_softplus`` floors the *variance*: lam_v = 1 / (softplus(x) + floor), so the precision
     lies in (0, 1 / floor). ``softplus`` floors the precision: lam_v = softplus(x) + floor. ``exp``
-    has no floor. All three have a gradient everywhere.
+    has no floor. All three are differentiable everywhere.
     """
     x = x if x.dtype == torch.float64 else x.float()
     if link == "inverse_softplus":
@@ -25,7 +25,7 @@ def value_precision(x: Tensor, link: PrecisionLink, floor: float) -> Tensor:
 
 
 def precision_range(link: PrecisionLink, floor: float) -> tuple[float, float]:
-    """Bounds of ``value_precision``, which it comes close to and never passes."""
+    """Open interval of the values of ``value_precision``."""
     if link == "inverse_softplus":
         return 0.0, 1.0 / floor if floor else math.inf
     return (floor, math.inf) if link == "softplus" else (0.0, math.inf)
@@ -40,7 +40,7 @@ def inverse_precision(precision: float, link: PrecisionLink, floor: float) -> fl
 
 
 def inverse_softplus(y: Tensor) -> Tensor:
-    """The x with softplus(x) = y > 0, exact also for small y."""
+    """The x with softplus(x) = y > 0, accurate also for small y."""
     return y + torch.log(-torch.expm1(-y))
 
 

@@ -1,4 +1,4 @@
-"""What a sequence mixer is: anything a block can hold between its norm and its residual."""
+"""The interface of a sequence mixer: the part of a block between its norm and its residual."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -14,13 +14,13 @@ Options = TypeVar("Options")
 
 
 class LayerOutput(NamedTuple):
-    """What ``mix`` and ``step`` of every mixer return, always.
+    """The result of ``mix`` and ``step`` of every mixer.
 
     Attributes:
         y: output, ``[B, T, d_model]`` (``[B, d_model]`` from ``step``); 0 at padding.
-        variance: posterior variance of the read-out, ``[B, T, d_inner]``, or None when it was not
-            asked for or the mixer has none.
-        state: what the next call needs; opaque to the caller, one row per sequence.
+        variance: posterior variance of the read-out, ``[B, T, d_inner]``, or None if it was not
+            requested or the mixer has none.
+        state: state for the next call; opaque to the caller, one row per sequence.
     """
 
     y: Tensor
@@ -31,21 +31,22 @@ class LayerOutput(NamedTuple):
 class Mixer(nn.Module):
     """The interface of ``nn.KLA`` and of every baseline: ``layer(x)`` is a tensor like ``x``.
 
-    A mixer writes ``mix``, ``step`` and ``init_state``. A state is a named tuple of tensors with
-    one row per sequence first (and of such tuples), or of plain values that all rows share.
-    Windows of convolutions are in fields named ``conv``. Parameters start by the
-    ``reset_parameters`` of the modules that hold them; the model around then scales ``out_proj``
-    and touches nothing else. They are used inside the ``forward`` of those modules only, where
-    hooks see it: a mixer whose weights rest on a disk works like any other.
+    A mixer implements ``mix``, ``step`` and ``init_state``. A state is a named tuple of tensors
+    whose first axis is the sequences (or of such tuples), or of plain values that all rows share.
+    Windows of convolutions are in fields named ``conv``. Parameters are initialised by the
+    ``reset_parameters`` of the modules that hold them; the surrounding model rescales ``out_proj``
+    and changes nothing else. Parameters are only used inside the ``forward`` of those modules,
+    where hooks see them, so that weights can be offloaded to disk.
 
     Args:
-        config: options, of the class in ``options``.
-        **fields: the same by name, as in ``KLA(d_model=64, d_state=16)``.
+        config: options, an instance of ``options``.
+        **fields: the same options by name, as in ``KLA(d_model=64, d_state=16)``.
 
     Attributes:
         options: the dataclass of the mixer's options; it has ``d_model``, and defaults for
             everything else.
-        out_proj: the matrix that writes into the residual stream; deep stacks start it smaller.
+        out_proj: the matrix that writes into the residual stream; deep stacks initialise it
+            smaller.
     """
 
     options: ClassVar[type[Any]]
@@ -62,8 +63,8 @@ class Mixer(nn.Module):
 
         Args:
             x: ``[B, T, d_model]``; T may be 0.
-            mask: ``[B, T]`` bool, False for padding, which is not seen; 0 comes out there.
-            cu_seqlens: borders of documents packed into one row (B = 1), ``[n + 1]`` int.
+            mask: ``[B, T]`` bool, False for padding, which is ignored and returned as 0.
+            cu_seqlens: document boundaries in one packed row (B = 1), ``[n + 1]`` int.
 
         Returns:
             ``[B, T, d_model]``.
@@ -79,14 +80,14 @@ class Mixer(nn.Module):
         *,
         return_variance: bool = False,
     ) -> LayerOutput:
-        """Mix a piece of sequences, going on from ``state``.
+        """Mix a piece of sequences, continuing from ``state``.
 
         Args:
             x: ``[B, T, d_model]``; T may be 0.
-            state: state of the last call on the same rows; None starts afresh.
+            state: state of the previous call on the same rows; None for the initial state.
             mask: ``[B, T]`` bool, False for padding, which leaves the state exactly as it was.
-            cu_seqlens: borders of documents packed into one row (B = 1), ``[n + 1]`` int; states
-                are then per document.
+            cu_seqlens: document boundaries in one packed row (B = 1), ``[n + 1]`` int; states are
+                then per document.
             return_variance: also return the posterior variance of the read-out, if there is one.
 
         Returns:
@@ -101,36 +102,35 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def init_state(self, batch_size: int, *, capacity: int = 0, like: Tensor | None = None) -> Any:
-        """The state before the first token.
+        """The initial state.
 
         Args:
             batch_size: number of sequences.
-            capacity: how many tokens will follow; a mixer whose memory grows sets it aside.
+            capacity: number of tokens that will follow; a mixer whose memory grows reserves it.
             like: a tensor with the device and dtype of the tokens; None for those of the weights.
         """
         raise NotImplementedError
 
     def reserve(self, state: Any, capacity: int) -> Any:
-        """The same state, to go on from for ``capacity`` tokens without touching this one.
-
-        Most mixers never write into a state: it is a value, and comes back as it is.
+        """The same state, to continue from for ``capacity`` tokens without modifying this one.
 
         Args:
-            state: of an earlier call.
-            capacity: tokens that will follow.
+            state: state of an earlier call.
+            capacity: number of tokens that will follow.
         """
-        return state
+        return state  # most mixers never write into a state, so there is nothing to copy
 
     def _like(self, like: Tensor | None) -> Tensor:
-        """What new states are like; quantised weights do not say."""
+        """A tensor with the device and dtype of new states."""
         if like is not None:
             return like
+        # The first floating parameter: the dtype of quantised weights is not that of states.
         return next(p for p in self.parameters() if p.is_floating_point())
 
     def _check(
         self, x: Tensor, mask: Mask | None, cu_seqlens: Tensor | None = None, *, axes: int = 3
     ) -> None:
-        """Refuse input of the wrong shape, with a way out."""
+        """Raise if the input has the wrong shape."""
         check_tokens(type(self).__name__, x, self.config.d_model, axes)
         if cu_seqlens is not None:
             require_packing(x, mask, cu_seqlens)
@@ -139,7 +139,7 @@ class Mixer(nn.Module):
 
 
 class ChannelVector(nn.Module):
-    """A learned number per channel, with a start to choose.
+    """A learned number per channel.
 
     Args:
         width: number of channels.
@@ -155,14 +155,14 @@ class ChannelVector(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set all numbers to their start."""
+        """Set all entries to the initial value."""
         if self.weight.is_meta:
-            return  # nothing to start, and torch would import its compiler for it
+            return  # nothing to initialise, and torch would import its compiler for it
         nn.init.constant_(self.weight, self.start)
 
 
 class Skip(ChannelVector):
-    """y + weight u: a path past the recurrence."""
+    """y + weight u: a skip connection around the recurrence."""
 
     def forward(self, y: Tensor, u: Tensor) -> Tensor:
         """Add the stream u, ``[..., D]`` both; leading axes broadcast."""
@@ -178,10 +178,10 @@ class Bias(ChannelVector):
 
 
 def settle_config(who: str, kind: type[Options], config: Any, fields: dict[str, Any]) -> Options:
-    """Options given as a whole, or field by field.
+    """Options given as one object, or field by field.
 
     Args:
-        who: whose they are, for messages.
+        who: name of the class they belong to, for error messages.
         kind: the dataclass of the options.
         config: an instance of it, or None.
         fields: its fields by name.
@@ -213,7 +213,7 @@ def settle_config(who: str, kind: type[Options], config: Any, fields: dict[str, 
 
 
 def check_tokens(who: str, x: Tensor, d_model: int, axes: int) -> None:
-    """Tokens must be floating point, ``[B, T, d_model]`` (3 axes) or ``[B, d_model]`` (2)."""
+    """Check that tokens are floating point, ``[B, T, d_model]`` or ``[B, d_model]``."""
     legend = "[B, T, d_model]" if axes == 3 else "[B, d_model]"
     if not isinstance(x, Tensor) or not x.is_floating_point():
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
@@ -227,17 +227,17 @@ def check_tokens(who: str, x: Tensor, d_model: int, axes: int) -> None:
         raise ValueError(f"x is {list(x.shape)} but {who} takes {legend} here. {way}")
     if x.shape[-1] != d_model:
         raise ValueError(
-            f"x is {list(x.shape)}, {x.shape[-1]} wide, but this {who} was made with d_model = "
-            f"{d_model}. Project x to that width, or make the layer with d_model={x.shape[-1]}."
+            f"x is {list(x.shape)}, {x.shape[-1]} wide, but this {who} was built with d_model = "
+            f"{d_model}. Project x to that width, or build the layer with d_model={x.shape[-1]}."
         )
 
 
 def map_state(change: Callable[[Tensor], Tensor], state: Any) -> Any:
-    """The same state with ``change`` applied to its tensors, which have rows first.
+    """Apply a function to all tensors of a state, whose first axis is the rows.
 
     Args:
-        change: what to do with a tensor, such as picking rows.
-        state: of any mixer.
+        change: function of a tensor, such as an index that selects rows.
+        state: state of any mixer.
     """
     if isinstance(state, Tensor):
         return change(state)
@@ -247,7 +247,7 @@ def map_state(change: Callable[[Tensor], Tensor], state: Any) -> Any:
 
 
 def state_tensors(state: Any, field: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a state, each with the dotted name of its field."""
+    """Iterate over the tensors of a state, each with the dotted name of its field."""
     if isinstance(state, Tensor):
         yield field, state
     elif isinstance(state, tuple) and hasattr(state, "_asdict"):

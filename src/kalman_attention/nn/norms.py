@@ -1,4 +1,4 @@
-"""Normalisation, computed in float32 also for shorter types."""
+"""Normalisation, computed in float32 even for shorter dtypes."""
 
 from typing import ClassVar
 
@@ -41,9 +41,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-5) -> Tens
 
 
 def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """Scale the last axis to length 1; a zero vector stays zero. At least float32 comes out.
-
-    The norm is floored smoothly, so that the gradient is finite everywhere.
-    """
+    """Scale the last axis to length 1, at least in float32; a zero vector stays zero."""
+    # eps enters under the root, so that the gradient is finite even at zero.
     x = x if x.dtype == torch.float64 else x.float()
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + eps * eps)

@@ -1,5 +1,6 @@
 """The learned prior on the latent: how it moves between tokens, and where it starts."""
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,12 +16,12 @@ from kalman_attention.nn.links import inverse_softplus, log_uniform
 
 
 class PriorValues(NamedTuple):
-    """What is known of the latent before any token.
+    """The prior on the latent: its dynamics and the initial belief.
 
     Attributes:
         a_bar: decay per token, ``[G, D]``; G is N unless slots share a precision.
         p_bar: variance of the process noise per token, ``[G, D]``.
-        belief: before the first token, ``[rows, N, D]`` and ``[rows, G, D]``.
+        belief: initial belief, ``[rows, N, D]`` and ``[rows, G, D]``.
     """
 
     a_bar: Dynamics
@@ -29,13 +30,13 @@ class PriorValues(NamedTuple):
 
 
 class LatentPrior(KeepsFloat32):
-    """Parameters log_a, raw_p, raw_dt of the Ornstein-Uhlenbeck process and the first belief.
+    """Parameters log_a, raw_p, raw_dt of the Ornstein-Uhlenbeck process, and the initial belief.
 
-    They stay float32 when the model is converted to a shorter type: a decay of 0.9999 has no
-    bfloat16. A conversion to float64 goes through.
+    They stay float32 when the model is converted to a shorter dtype: bfloat16 cannot represent a
+    decay of 0.9999. A conversion to float64 does apply.
 
-    Where tokens choose their steps (``step_rank``) there is no raw_dt: the dynamics are those of
-    one unit of time, ``unit`` long, in which steps are counted.
+    If tokens choose their step sizes (``step_rank``), there is no raw_dt: the dynamics are those of
+    one unit of time, ``unit`` long, in which step sizes are measured.
 
     Args:
         config: options of the layer.
@@ -63,9 +64,9 @@ class LatentPrior(KeepsFloat32):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start afresh: rates and diffusion as configured, step sizes log-uniform."""
+        """Initialise rates and diffusion as configured, step sizes log-uniformly."""
         if self.log_a.is_meta:
-            return  # nothing to start, and torch would import its compiler for it
+            return  # nothing to initialise, and torch would import its compiler for it
         config, like = self.config, self.log_a
         shape, low_high = like.shape, config.decay_rates
         a = torch.linspace(*low_high, config.blocks, dtype=like.dtype, device=like.device)
@@ -73,7 +74,7 @@ class LatentPrior(KeepsFloat32):
         if config.step_rank is None:
             dt = log_uniform(shape, config.dt_min, config.dt_max, like.dtype).to(like.device)
             if self.raw_dt is None:
-                # The same decays and noise to begin with: only what is learned differs.
+                # The same initial decays and noise as with a step size, in other parameters.
                 a, p = a * dt, p * dt.sqrt()
             else:
                 self.raw_dt.copy_(inverse_softplus(dt))
@@ -88,17 +89,15 @@ class LatentPrior(KeepsFloat32):
 
     @property
     def unit(self) -> float:
-        """Length of the unit of time where tokens choose their steps.
-
-        Within one unit the fastest slot decays by e at the start, so that no decay is close to 0 or
-        to 1, where digits would be lost.
-        """
+        """Length of the unit of time if tokens choose their step sizes."""
+        # Within one unit the fastest slot initially decays by a factor of e, so that no decay is
+        # close to 0 or to 1, where digits would be lost.
         return 1.0 / max(self.config.decay_rates)
 
     def forward(self, rows: int = 0) -> PriorValues:
-        """Discretised dynamics, and the belief before the first token of ``rows`` sequences.
+        """Discretised dynamics, and the initial belief of ``rows`` sequences.
 
-        Without rows, the dynamics are noted for ``cached``.
+        With ``rows`` = 0 the result is also kept for ``cached``.
         """
         a, p, dt = self._continuous()
         if self.config.discretisation == "ou":
@@ -111,9 +110,9 @@ class LatentPrior(KeepsFloat32):
         return found
 
     def cached(self) -> PriorValues:
-        """The same, without computing anything as long as no parameter has changed.
+        """The same without ``rows``, cached as long as no parameter changes; for decoding.
 
-        For decoding. Knows of every change that torch counts: optimiser steps, loading, moving.
+        Detects every change that torch tracks: optimiser steps, loading, moving to a device.
         """
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or self._cached is None:
             return self()  # type: ignore[no-any-return]
@@ -147,7 +146,7 @@ class LatentPrior(KeepsFloat32):
         return a, p, dt
 
     def _fingerprint(self) -> tuple[Any, ...]:
-        # From the dictionary: decoding asks for every token, and attributes take longer to find.
+        # From the dictionary: this runs for every decoded token, and module attributes are slow.
         own = map(self._parameters.get, ("log_a", "raw_p", "raw_dt"))
         return tuple(
             (x.data_ptr(), None if x.is_inference() else x._version) for x in own if x is not None
@@ -159,11 +158,11 @@ class LatentPrior(KeepsFloat32):
 
 
 class TokenSteps(KeepsFloat32):
-    """The step before every token, chosen by the token: softplus(x + raw_dt) / unit.
+    """The step size before every token, chosen by the token: softplus(x + raw_dt) / unit.
 
     Args:
         config: options of the layer.
-        unit: the step that the dynamics belong to.
+        unit: the step size that the dynamics belong to.
     """
 
     parameter_group: ClassVar[str] = "state_space"
@@ -177,14 +176,52 @@ class TokenSteps(KeepsFloat32):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start with step sizes that are log-uniform over the channels."""
+        """Initialise step sizes log-uniformly over the channels."""
         if self.raw_dt.is_meta:
-            return  # nothing to start, and torch would import its compiler for it
+            return  # nothing to initialise, and torch would import its compiler for it
         config, like = self.config, self.raw_dt
         dt = log_uniform((config.width,), config.dt_min, config.dt_max, like.dtype)
         like.copy_(inverse_softplus(dt))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Steps ``[..., D]`` in units, at least float32, from what the tokens project to."""
+        """Step sizes ``[..., D]`` in units, at least float32, from projections of the tokens."""
         dtype = at_least_float32(x.dtype)
         return nn.functional.softplus(x.to(dtype) + self.raw_dt.to(dtype)) / self.unit
+
+
+class TimeTurns(KeepsFloat32):
+    """Blocks of two slots that turn while time passes: exp(log_frequency) dt, in rad.
+
+    A block that turns, decays and gets noise is an Ornstein-Uhlenbeck process in the plane. Turning
+    over two gaps is turning over both at once, so it needs no more than the gap before a token. A
+    turn is two reflections, at half the angle to each other: the filter is that of
+    ``filtering/rotation.py``, with directions that follow from time.
+
+    Args:
+        config: options of the layer.
+    """
+
+    parameter_group: ClassVar[str] = "state_space"
+
+    def __init__(self, config: KLAConfig) -> None:
+        super().__init__()
+        self.config = config
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.log_frequency = nn.Parameter(torch.empty(config.blocks, dtype=dtype))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start with frequencies that are evenly spread in their logarithm."""
+        if self.log_frequency.is_meta:
+            return  # nothing to start, and torch would import its compiler for it
+        assert self.config.frequencies is not None
+        low, high = (math.log(frequency) for frequency in self.config.frequencies)
+        self.log_frequency.copy_(torch.linspace(low, high, self.config.blocks))
+
+    def forward(self, dt: Tensor) -> Tensor:
+        """Reflections ``[..., 2, G, 2]`` for gaps ``[...]``, at least float32."""
+        dtype = at_least_float32(dt.dtype)
+        half = 0.5 * self.log_frequency.to(dtype).exp() * dt.to(dtype).unsqueeze(-1)  # [..., G]
+        still = torch.stack([torch.ones_like(half), torch.zeros_like(half)], -1)
+        return torch.stack([still, torch.stack([half.cos(), half.sin()], -1)], -3)

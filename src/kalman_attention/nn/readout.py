@@ -1,4 +1,4 @@
-"""The posterior of a read-out: what a KLA layer, a block or a model is, stopped half way."""
+"""The posterior of a read-out: the point at which a layer, block or model can be interrupted."""
 
 from collections.abc import Callable
 from operator import itemgetter
@@ -12,16 +12,16 @@ from kalman_attention.filtering.readout import sample_readout
 
 
 class Evidence(NamedTuple):
-    """What each token asks, says, and does to the latent before: the inputs of a scan.
+    """The inputs of a scan: query, evidence and dynamics of each token.
 
     Attributes:
         q: query, ``[B, T, N]``.
         k: key, ``[B, T, N]``.
         v: value, ``[B, T, D]``.
         lam_v: its precision, ``[B, T, D]``.
-        dt: time that passes before the token, ``[B, T]`` or ``[B, T, D]``; None for 1.
-        u_h: reflections by which it turns blocks of slots, ``[B, T, n_h, G, m]``; None for none.
-            Queries and keys are as the layer made them, not yet in the turning frame.
+        dt: time that passes before the token, ``[B, T]`` or ``[B, T, D]``; None means 1.
+        u_h: reflections that rotate the blocks of slots, ``[B, T, n_h, G, m]``; None for none.
+            Queries and keys are those of the layer, not yet in the rotating frame.
     """
 
     q: Keys
@@ -32,21 +32,21 @@ class Evidence(NamedTuple):
     u_h: Tensor | None = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Evidence":
-        """The same at other positions."""
+        """Apply a function that selects positions to all tensors."""
         return Evidence(*(None if x is None else change(x) for x in self))  # type: ignore[arg-type]
 
 
 class Readout(NamedTuple):
-    """The posterior of a read-out, with what it takes to go on from it.
+    """The posterior of a read-out, with everything needed to continue from it.
 
-    ``layer.write(latent, *context)`` goes on from the mean or from samples, and so do
+    ``layer.write(latent, *context)`` continues from the mean or from samples. So do
     ``Block.resume`` and the ``write`` of the models, each with the context of its own read-outs.
 
     Attributes:
         mean: ``[B, T, D]`` (``[B, D]`` for one token).
-        variance: of the same shape, or None when it was not asked for.
-        context: what is needed beside a read-out at each position, ``[B, T, ...]`` each.
-        evidence: the inputs of the scan, for those who want to look inside.
+        variance: of the same shape, or None if it was not requested.
+        context: what ``write`` needs besides a read-out at each position, ``[B, T, ...]`` each.
+        evidence: the inputs of the scan, for inspection.
         state: the state after the last token; of a model, one per block.
     """
 
@@ -71,11 +71,11 @@ class Readout(NamedTuple):
         )
 
     def sample(self, num_samples: int = 1, generator: torch.Generator | None = None) -> Values:
-        """Draws from the posterior, ``[S, B, T, D]``; differentiable in mean and variance.
+        """Samples from the posterior, ``[S, B, T, D]``; differentiable.
 
         Args:
-            num_samples: number S of draws.
-            generator: source of the randomness; torch's default one if None.
+            num_samples: number S of samples.
+            generator: random generator; None for torch's default one.
         """
         if self.variance is None:
             raise ValueError("there is no variance to sample with: read(..., return_variance=True)")

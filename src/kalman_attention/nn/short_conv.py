@@ -1,7 +1,7 @@
 """Depthwise causal convolution over a few tokens, with its window as a state.
 
-Time stays where it is: ``[B, T, D]`` in, ``[B, T, D]`` out. The convolution is a handful of
-shifted multiply-adds in place, which on CPU is faster than transposing for ``conv1d``.
+The layout is ``[B, T, D]`` throughout: a few shifted multiply-adds in place are faster on a CPU
+than transposing for ``conv1d``.
 """
 
 import math
@@ -21,7 +21,7 @@ class ShortConv(nn.Module):
     Args:
         channels: number of channels D.
         kernel_size: number of taps K, the last of which is the current token.
-        bias: whether there is one.
+        bias: whether to add one.
     """
 
     parameter_group: ClassVar[str] = "vector"
@@ -36,7 +36,7 @@ class ShortConv(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Uniform within 1 / sqrt(K), as ``nn.Conv1d`` starts a depthwise filter."""
+        """Uniform within 1 / sqrt(K), as ``nn.Conv1d`` initialises a depthwise filter."""
         bound = 1.0 / math.sqrt(self.kernel_size)
         nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
@@ -58,8 +58,8 @@ class ShortConv(nn.Module):
         Args:
             x: ``[B, T, D]``, T may be 0; or one token per row, ``[B, D]``.
             window: the last K - 1 tokens before x, ``[R, K - 1, D]``; zeros if None.
-            mask: ``[B, T]`` (``[B]``) bool, False for padding, which the filter does not see.
-            cu_seqlens: borders of documents packed into one row, ``[n + 1]``.
+            mask: ``[B, T]`` (``[B]``) bool, False for padding, which the convolution skips.
+            cu_seqlens: document boundaries in one packed row, ``[n + 1]``.
 
         Returns:
             The output, of the shape of x (0 at padding), and the new window ``[R, K - 1, D]``.
@@ -71,7 +71,7 @@ class ShortConv(nn.Module):
             raise ValueError(
                 f"the convolution window is {list(window.shape)} but must be "
                 f"{[rows, self.kernel_size - 1, self.channels]}: [R, K - 1, D], one row per "
-                "sequence. Pass the state that came out of the last call on the same rows."
+                "sequence. Pass the state that the previous call on the same rows returned."
             )
         window = window.to(x.dtype)
         if x.dim() == 2:
@@ -116,7 +116,7 @@ class ShortConv(nn.Module):
         return y, both.gather(1, place.unsqueeze(-1).expand_as(window))
 
     def _packed(self, x: Tensor, window: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
-        """Lay every document after its own window, convolve the whole row, pick the tokens."""
+        """Insert every document's window before it, convolve the whole row, select the tokens."""
         (_, T, D), (n, W, _) = x.shape, window.shape
         bounds = cu_seqlens.to(device=x.device, dtype=torch.int64)
         token = torch.arange(T, device=x.device)
@@ -132,7 +132,7 @@ class ShortConv(nn.Module):
 
 
 def _last(window: Tensor, x: Tensor) -> Tensor:
-    """The last K - 1 of window and x together, as a tensor of its own."""
+    """The last K - 1 tokens of window and x, as a new tensor."""
     W, T = window.shape[1], x.shape[1]
     if torch.compiler.is_compiling():  # one program for every T, short or long
         return torch.cat([window, x], 1)[:, T:]
@@ -140,7 +140,7 @@ def _last(window: Tensor, x: Tensor) -> Tensor:
 
 
 def _plain_conv(x: Tensor, window: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The convolution for compilers, which fuse the taps and differentiate them themselves."""
+    """The convolution for compilers, which fuse and differentiate the taps themselves."""
     dtype, T = at_least_float32(x.dtype), x.shape[1]
     row, w = torch.cat([window, x], 1).to(dtype), weight.to(dtype)
     taps = [row[:, j : j + T] * w[j] for j in range(weight.shape[0])]
@@ -150,8 +150,8 @@ def _plain_conv(x: Tensor, window: Tensor, weight: Tensor, bias: Tensor) -> Tens
 class _CausalConv(torch.autograd.Function):
     """The convolution and its exact gradient, both as shifted multiply-adds in place.
 
-    Left to autograd, every tap would allocate and save a full-size tensor. Float32 on a CPU takes
-    one native pass instead of one per tap: long sequences do not fit into a cache.
+    With autograd every tap would allocate and save a full-size tensor. In float32 on a CPU one
+    native pass replaces one pass per tap, because long sequences do not fit into a cache.
     """
 
     @staticmethod

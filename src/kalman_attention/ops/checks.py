@@ -1,4 +1,4 @@
-"""Arguments of the op: what is accepted, and errors that say what, why and what instead."""
+"""Arguments of the op: which are accepted, and errors that say what, why and what instead."""
 
 import contextlib
 import contextvars
@@ -19,17 +19,17 @@ _check_values = contextvars.ContextVar("kalman_attention_check_values", default=
 
 @contextlib.contextmanager
 def value_checks(enabled: bool = True) -> Iterator[None]:
-    """Check the values of all inputs too, inside this context; costs a pass over the data.
+    """Inside this context, also check the values of all inputs; costs a pass over the data.
 
-    Finds NaN and infinities anywhere but in padding and in missing values (``lam_v`` = 0), and
-    negative precisions, variances and process noise. Calls of layers and models inside the context
+    Finds NaN and infinities anywhere except in padding and in missing values (``lam_v`` = 0), and
+    negative precisions, variances and process noise. Layers and models called inside the context
     are checked as well; compiled graphs are not.
 
     >>> with value_checks():
     ...     out = kla_scan(q, k, v, lam_v, a_bar, p_bar)
 
     Args:
-        enabled: False switches the checks off again, inside a context that switched them on.
+        enabled: False turns the checks off again, inside a context that turned them on.
     """
     token = _check_values.set(enabled)
     try:
@@ -56,7 +56,7 @@ def check_scan(
     acc_dtype: torch.dtype | None = None,
     dt: Tensor | None = None,
 ) -> ScanInputs:
-    """Validate the arguments of a scan, fill in the default prior and settle the arithmetic."""
+    """Validate the arguments of a scan, fill in the default prior and choose the arithmetic."""
     require_shape("v", v, "[B, T, D]", (None, None, None))
     B, T, D = v.shape
     require_shape("k", k, "[B, T, N]", (B, T, None), "v", v)
@@ -106,7 +106,7 @@ def check_step(
         require_mask(mask, (B,), "[B]")
     if state is None:
         raise ValueError(
-            "kla_step needs the belief to step from. Pass the state of the last ScanOutput, or "
+            "kla_step needs the belief before the token. Pass the state of the last ScanOutput, or "
             "KLAState.unit_prior(batch_size, d_state, d_inner) for the first token."
         )
     if dt is not None:
@@ -118,7 +118,7 @@ def check_step(
 
 
 def check_bounds(cu_seqlens: Tensor, T: int) -> list[int]:
-    """Document borders as a list; they must start at 0, never decrease and end at T."""
+    """Document boundaries as a list; they must start at 0, never decrease and end at T."""
     bounds: list[int] = cu_seqlens.tolist()
     ordered = all(a <= b for a, b in itertools.pairwise(bounds))
     if bounds[0] != 0 or bounds[-1] != T or not ordered:
@@ -174,7 +174,7 @@ def _check_common(
 
 
 def require_blocks(a_bar: Tensor, N: int, D: int) -> int:
-    """The dynamics are per slot, or per block of slots; returns the number of blocks."""
+    """Check that the dynamics are per slot or per block of slots; return the number of blocks."""
     fits = isinstance(a_bar, Tensor) and a_bar.dim() == 2 and a_bar.shape[1] == D
     G = a_bar.shape[0] if fits and a_bar.shape[0] else N
     require_shape("a_bar", a_bar, "[N, D]", (G, D), "k and v give N, D =", (N, D))
@@ -187,7 +187,7 @@ def require_blocks(a_bar: Tensor, N: int, D: int) -> int:
 
 
 def require_gaps(dt: Tensor, v: Tensor, legend: str) -> Tensor:
-    """Time before each token must fit the values; returns it with an axis of channels (or 1)."""
+    """Check that dt matches the values; return it with an axis of channels, of size D or 1."""
     shapes = (v.shape[:-1], v.shape)
     if not isinstance(dt, Tensor) or dt.shape not in shapes or not dt.is_floating_point():
         got = f"{_name(dt.dtype)} {list(dt.shape)}" if isinstance(dt, Tensor) else type(dt).__name__
@@ -200,7 +200,7 @@ def require_gaps(dt: Tensor, v: Tensor, legend: str) -> Tensor:
 
 
 def require_device(first: str, x: Tensor, **others: Tensor | None) -> None:
-    """Everything must be where ``x`` is."""
+    """Check that all tensors are on the device of ``x``."""
     for name, tensor in others.items():
         if tensor is not None and tensor.device != x.device:
             raise ValueError(
@@ -217,7 +217,7 @@ def require_shape(
     source: str = "",
     other: Tensor | tuple[int, ...] | None = None,
 ) -> None:
-    """The shape must be as the legend says; None stands for any size."""
+    """Check a shape against the sizes of its legend; None stands for any size."""
     if not isinstance(x, Tensor):
         raise ValueError(
             f"{name} must be a torch.Tensor of shape {legend}, got {type(x).__name__}."
@@ -246,7 +246,7 @@ def require_shape(
 
 
 def require_belief(name: str, x: Tensor, expected: tuple[int, int, int], packed: bool) -> None:
-    """One half of a belief must have one entry per row, slot and channel."""
+    """Check that one half of a belief has one entry per row, slot and channel."""
     if isinstance(x, Tensor) and tuple(x.shape) == expected:
         return
     got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -258,7 +258,7 @@ def require_belief(name: str, x: Tensor, expected: tuple[int, int, int], packed:
 
 
 def require_token_dtypes(**tokens: Tensor) -> torch.dtype:
-    """Dtype of the arithmetic for these tokens, the first of which leads."""
+    """Dtype of the arithmetic for these tokens, determined by the first."""
     dtypes = {name: x.dtype for name, x in tokens.items()}
     first = next(iter(dtypes))
     dtype = compute_dtype(dtypes[first])
@@ -268,23 +268,23 @@ def require_token_dtypes(**tokens: Tensor) -> torch.dtype:
             names = ", ".join(str(d).removeprefix("torch.") for d in allowed)
             raise ValueError(
                 f"{name} is {_name(given)}, but with {first} in {_name(dtypes[first])} it must be "
-                f"one of: {names}. Float64 is not mixed with shorter types: convert all of "
+                f"one of: {names}. Float64 cannot be mixed with shorter types: convert all of "
                 f"{', '.join(dtypes)}."
             )
     return dtype
 
 
 def require_float(name: str, x: Tensor, dtype: torch.dtype, why: str) -> None:
-    """Dynamics and beliefs must be in the compute dtype."""
+    """Check that a tensor of the dynamics or of a belief is in the compute dtype."""
     if x.dtype != dtype:
         raise ValueError(
-            f"{name} is {_name(x.dtype)} but must be {_name(dtype)}, also with shorter tokens: "
+            f"{name} is {_name(x.dtype)} but must be {_name(dtype)}, even with shorter tokens: "
             f"{why}. Convert it with {name}.to(torch.{_name(dtype)})."
         )
 
 
 def require_mask(mask: Tensor, expected: tuple[int, ...], legend: str) -> None:
-    """A mask must be boolean and of one entry per token."""
+    """Check that a mask is boolean and has one entry per token."""
     if mask.dtype != torch.bool or tuple(mask.shape) != expected:
         raise ValueError(
             f"mask is {_name(mask.dtype)} {list(mask.shape)} but must be bool {legend} = "
@@ -294,16 +294,16 @@ def require_mask(mask: Tensor, expected: tuple[int, ...], legend: str) -> None:
 
 
 def require_packing(v: Tensor, mask: Tensor | None, cu_seqlens: Tensor) -> int:
-    """Packed documents need one row and no mask; returns their number."""
+    """Check that packed documents come in one row and without a mask; return their number."""
     if mask is not None:
         raise ValueError(
-            "mask and cu_seqlens exclude each other: packed documents need no padding. Drop the "
-            "mask, or unpack the documents into rows and pass only the mask."
+            "mask and cu_seqlens are mutually exclusive: packed documents need no padding. Drop "
+            "the mask, or unpack the documents into rows and pass only the mask."
         )
     if v.shape[0] != 1:
         raise ValueError(
             f"cu_seqlens packs documents into one row, but the batch has {v.shape[0]} rows. "
-            "Concatenate them along T (B = 1) and shift the borders accordingly."
+            "Concatenate them along T (B = 1) and shift the boundaries accordingly."
         )
     if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.dim() != 1:
         raise ValueError(
@@ -311,18 +311,19 @@ def require_packing(v: Tensor, mask: Tensor | None, cu_seqlens: Tensor) -> int:
             "or int64 [n + 1]: the start of each of n documents, then the end of the last."
         )
     if len(cu_seqlens) < 2:
-        raise ValueError("cu_seqlens must name at least one document, as in [0, T].")
+        raise ValueError("cu_seqlens must describe at least one document, as in [0, T].")
     return len(cu_seqlens) - 1
 
 
 def _check_dynamics(a_bar: Tensor, p_bar: Tensor, *, gaps: bool) -> None:
-    """Cheap on CPU, where nothing has to be waited for: the dynamics are only [N, D]."""
+    """Check the values of the dynamics."""
+    # Cheap on a CPU: the dynamics are only [N, D], and there is no device to wait for.
     with torch.no_grad():
         if gaps and not bool((a_bar > 0.0).all()):
             raise ValueError(
                 f"a_bar must lie in (0, 1] with dt, got values from {a_bar.min():.4g} to "
-                f"{a_bar.max():.4g}: half a step of a negative decay does not exist. Leave dt out, "
-                "or use decays of discretise(a, p, dt)."
+                f"{a_bar.max():.4g}: half a step of a negative decay does not exist. Omit dt, or "
+                "use decays from discretise(a, p, dt)."
             )
         if not bool((a_bar.abs() <= 1.0).all()):
             raise ValueError(
@@ -350,14 +351,14 @@ def _check_all_values(inputs: ScanInputs) -> None:
             bad |= x < 0
         if real is not None and not name.endswith("_0"):
             bad &= real
-        if name == "v":  # what stands in place of a missing value is not looked at
+        if name == "v":  # a missing value may be anything
             bad &= inputs.lam_v != 0
         if bool(bad.any()):
             where = tuple(bad.nonzero()[0].tolist())
             rule = "finite and at least 0" if name in positive else "finite"
             raise ValueError(
                 f"{name} must be {rule}, but {int(bad.sum())} of {bad.numel()} values are not; the "
-                f"first is {x[where].item()} at {where}. Look at what produced it."
+                f"first is {x[where].item()} at {where}. Check the operation that produced it."
             )
 
 

@@ -1,7 +1,7 @@
 """What passes between user, op and engines: the tensors of one call, and where beliefs are saved.
 
 An engine is a module with two functions, ``forward`` and ``backward``, typed by ``EngineModule``.
-Arguments arrive validated; an engine never checks and never dispatches.
+Its arguments are already validated; an engine neither checks nor dispatches.
 """
 
 import contextlib
@@ -13,12 +13,13 @@ from torch import Tensor
 from kalman_attention._typing import Belief, Dynamics, Keys, Mask, Precisions, Values
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.segment import AdjointMap, FilterMap
-from kalman_attention.ops.raw import dense, rows
 
 Fields = TypeVar("Fields", bound=tuple[Any, ...])  # a NamedTuple of tensors
 
+# 64 keeps the saved beliefs to 1/64 of [B, T, N, D], and what the native backward pass replays at a
+# time (64 tokens of 16 slots of a tile, 266 KB in float32) within L2. Shorter chunks were slower.
 CHUNK = 64
-"""Tokens between two saved beliefs. The backward pass replays a chunk from its first belief."""
+"""Tokens between two saved beliefs. The backward pass replays a chunk from its initial belief."""
 
 
 class ScanInputs(NamedTuple):
@@ -26,8 +27,8 @@ class ScanInputs(NamedTuple):
 
     q, k, v, lam_v may be half, bfloat16 or float32 in any mix, or all float64; the dynamics and
     the belief are in the compute dtype. With ``cu_seqlens`` B is 1 and a row is a document. The
-    dtype of the arithmetic is decided once, in the checks, and travels along. The time before every
-    token, ``[B, T, D]`` or ``[B, T, 1]``, is None where it is 1.
+    dtype of the arithmetic is decided once, by the checks, and passed along in ``acc_dtype``. The
+    time before every token, ``dt``, is ``[B, T, D]`` or ``[B, T, 1]``; None means 1.
     """
 
     q: Keys
@@ -55,16 +56,16 @@ class ScanInputs(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """How many slots share each precision; 1 where each has its own."""
+        """Number of slots that share a precision; 1 if every slot has its own."""
         return self.k.shape[-1] // self.a_bar.shape[0]
 
     @property
     def chunks(self) -> int:
-        """Number of saved beliefs; depends on shapes only.
+        """Number of saved beliefs; depends on shapes only, so that compilers can trace it.
 
         Chunk c of row b is number ``b * ceil(T / CHUNK) + c``. Packed documents start anywhere,
-        so chunk c of document i has the slot ``cu_seqlens[i] // CHUNK + i + c`` out of
-        ``T // CHUNK + R``: no two collide, and unused slots are 0.
+        so chunk c of document i is number ``cu_seqlens[i] // CHUNK + i + c`` out of
+        ``T // CHUNK + R``: no two collide, and unused entries are 0.
         """
         B, T = self.v.shape[:2]
         if self.cu_seqlens is None:
@@ -72,12 +73,12 @@ class ScanInputs(NamedTuple):
         return T // CHUNK + self.mean_0.shape[0]
 
     def dense(self, dtype: torch.dtype) -> "ScanInputs":
-        """The same call as kernels read it; copies only what it must.
+        """The same call in the layout that kernels read; copies only where necessary.
 
-        Tokens get a contiguous last axis; dynamics and beliefs are contiguous and in ``dtype``, the
-        borders of documents int64 and on the device of the tokens.
+        Tokens get a contiguous last axis; dynamics and beliefs become contiguous and ``dtype``, the
+        document boundaries int64 and on the device of the tokens.
         """
-        borders = self.cu_seqlens
+        bounds = self.cu_seqlens
         return self._replace(
             q=rows(self.q),
             k=rows(self.k),
@@ -87,12 +88,13 @@ class ScanInputs(NamedTuple):
             p_bar=dense(self.p_bar, dtype),
             mean_0=dense(self.mean_0, dtype),
             variance_0=dense(self.variance_0, dtype),
-            cu_seqlens=None if borders is None else dense(borders.to(self.v.device), torch.int64),
+            cu_seqlens=None if bounds is None else dense(bounds.to(self.v.device), torch.int64),
             dt=None if self.dt is None else rows(self.dt),
         )
 
     def new_checkpoints(self, dtype: torch.dtype, fields: int = 2) -> Tensor:
-        """Room for mean and variance before each chunk; slots that documents leave out are 0."""
+        """Memory for mean and variance before each chunk; entries of no document are 0."""
+        # Without packing every entry is written, so it need not be initialised.
         new = torch.empty if self.cu_seqlens is None else torch.zeros
         shape = (fields, self.chunks, *self.mean_0.shape[1:])
         return new(shape, dtype=dtype, device=self.v.device)
@@ -103,9 +105,9 @@ class ScanResult(NamedTuple):
 
     Attributes:
         y: output means, ``[B, T, D]`` in v's dtype.
-        y_var: output variances, like y, or None when not asked for.
-        mean: last belief of every row, ``[R, N, D]`` in the compute dtype.
-        variance: likewise.
+        y_var: output variances, like y, or None if not requested.
+        mean: mean of every row after its last token, ``[R, N, D]`` in the compute dtype.
+        variance: the corresponding variance, ``[R, G, D]``.
         checkpoints: mean and variance before each chunk, ``[2, chunks, N, D]``, or None.
     """
 
@@ -117,7 +119,7 @@ class ScanResult(NamedTuple):
 
 
 class ScanGrads(NamedTuple):
-    """Gradients of the floating inputs, in their shapes and dtypes; dt is None where it was."""
+    """Gradients with respect to the floating inputs, in their shapes; dt is None if it was."""
 
     q: Keys
     k: Keys
@@ -135,7 +137,7 @@ class ScanOutput(NamedTuple):
 
     Attributes:
         y: posterior mean of the read-out, sum_n q mu, ``[B, T, D]`` (``[B, D]`` for a step).
-        y_var: its posterior variance, sum_n q^2 / lam, or None when not asked for.
+        y_var: its posterior variance, sum_n q^2 / lam, or None if not requested.
         state: belief after each row's last real token, ``[R, N, D]`` twice.
     """
 
@@ -155,9 +157,9 @@ class LinearScanInputs(NamedTuple):
         A: decay rates, negative, ``[N, D]``.
         B: input operators, ``[B, T, N]``.
         C: read-out operators, ``[B, T, N]``.
-        h_0: state before the first token, ``[R, N, D]``.
-        mask: real tokens, ``[B, T]`` bool, or None.
-        cu_seqlens: document borders, ``[R + 1]``, or None; then the batch is 1.
+        h_0: initial state, ``[R, N, D]``.
+        mask: True for real tokens, ``[B, T]`` bool, or None.
+        cu_seqlens: document boundaries, ``[R + 1]``, which require a batch of 1; or None.
     """
 
     x: Values
@@ -171,7 +173,7 @@ class LinearScanInputs(NamedTuple):
 
 
 class LinearScanResult(NamedTuple):
-    """Outputs ``[B, T, D]``, last states ``[R, N, D]``, saved states ``[1, chunks, N, D]``."""
+    """Outputs ``[B, T, D]``, final states ``[R, N, D]``, saved states ``[1, chunks, N, D]``."""
 
     y: Values
     h: Belief
@@ -179,7 +181,7 @@ class LinearScanResult(NamedTuple):
 
 
 class LinearScanGrads(NamedTuple):
-    """Gradients of the six floating inputs, in their shapes and dtypes."""
+    """Gradients with respect to the six floating inputs, in their shapes and dtypes."""
 
     x: Values
     dt: Values
@@ -190,14 +192,14 @@ class LinearScanGrads(NamedTuple):
 
 
 class FrameInputs(NamedTuple):
-    """Keys and queries, and the reflections that turn the latent under them; one floating dtype.
+    """Keys and queries, and the reflections that rotate the latent; all of one floating dtype.
 
     Attributes:
         q: queries, ``[B, T, N]``.
         k: keys, ``[B, T, N]``.
         u_h: directions of the reflections, of any length, ``[B, T, n_h, G, m]`` with N = G m.
-        mask: real tokens, ``[B, T]`` bool, or None; the others do not turn anything.
-        cu_seqlens: document borders, ``[R + 1]``, or None; then the batch is 1.
+        mask: True for real tokens, ``[B, T]`` bool, or None; padding rotates nothing.
+        cu_seqlens: document boundaries, ``[R + 1]``, which require a batch of 1; or None.
     """
 
     q: Keys
@@ -217,7 +219,7 @@ class EngineModule(Protocol):
     """The two functions of an engine."""
 
     def forward(self, inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanResult:
-        """Filter every row; save a belief per chunk when ``save``."""
+        """Filter every row; save a belief per chunk if ``save``."""
         ...
 
     def backward(
@@ -229,7 +231,7 @@ class EngineModule(Protocol):
         dmean: Tensor | None,
         dvariance: Tensor | None,
     ) -> ScanGrads:
-        """Exact gradients from those of y, y_var and the last belief (None counts as 0)."""
+        """Exact gradients, given those of y, y_var and the final belief (None means 0)."""
         ...
 
 
@@ -248,31 +250,65 @@ class StepEngineModule(EngineModule, Protocol):
 
 
 class MapEngineModule(EngineModule, Protocol):
-    """What summarises rows: an engine by itself, or ``ops/torch/segments.py``."""
+    """A module that summarises rows: an engine, or ``ops/torch/segments.py``."""
 
     def filter_map(self, inputs: ScanInputs) -> FilterMap:
-        """What the tokens of every row do to the belief before them."""
+        """The map from the belief before every row to the belief after it."""
         ...
 
     def adjoint_map(
         self, inputs: ScanInputs, checkpoints: Tensor, dy: Tensor | None, dy_var: Tensor | None
     ) -> AdjointMap:
-        """What they do to the gradients by the belief after them."""
+        """The map from gradients with respect to the belief after a row to those before it."""
         ...
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Dtype of arithmetic and belief for inputs of ``dtype``."""
+    """Dtype of the arithmetic and of the belief, for inputs of ``dtype``."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def own_types(x: Tensor) -> contextlib.AbstractContextManager[None]:
-    """No autocast: products of float32 tensors in bfloat16 would break the accuracy contract."""
+    """A context without autocast."""
+    # Autocast would compute products of float32 tensors in bfloat16 and break the accuracy
+    # contract.
     if torch.is_autocast_enabled(x.device.type):
         return torch.autocast(x.device.type, enabled=False)
     return contextlib.nullcontext()
 
 
 def where(real: Tensor, new: Fields, old: Fields) -> Fields:
-    """Field by field: new where there is a token, old where there is none."""
+    """Select field by field: ``new`` at real tokens, ``old`` at padding."""
     return type(new)(*(torch.where(real, x, y) for x, y in zip(new, old, strict=True)))
+
+
+# Tensors as engines behind a C interface see them: addresses, strides and type codes.
+
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+"""Type codes of ``csrc/kla_scan.h`` and ``csrc/cuda/params.h``."""
+
+NO_ARRAY = (0, 0, 0, 0)
+"""An absent ``[B, T, *]`` array: address, two strides, type."""
+
+
+def rows(x: Tensor) -> Tensor:
+    """The same values with a contiguous last axis."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def dense(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same values, contiguous and in ``dtype``."""
+    # Comparing dtypes first is ten times cheaper than a Tensor.to that has nothing to do.
+    return x.contiguous() if x.dtype is dtype else x.to(dtype).contiguous()
+
+
+def at(x: Tensor | None) -> int:
+    """Address of x; 0 for None."""
+    return 0 if x is None else x.data_ptr()
+
+
+def array(x: Tensor | None) -> tuple[int, int, int, int]:
+    """A ``[B, T, *]`` array as its address, two strides and type."""
+    if x is None:
+        return NO_ARRAY
+    return (x.data_ptr(), x.stride(0), x.stride(1), DTYPES[x.dtype])

@@ -1,7 +1,7 @@
-"""The table of engines: who can serve which call, and what ``auto`` means.
+"""The table of engines: which engine serves which call, and what ``auto`` means.
 
-The choice is a pure function of device, dtype and what is installed. An engine that cannot serve
-a call raises and names one that can; nothing is swapped silently.
+The choice is a pure function of device, dtype and installed packages. An engine that cannot serve
+a call raises an error that names one that can; there is no silent fallback.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from kalman_attention.ops.contract import (
     StepFunction,
 )
 from kalman_attention.ops.cpu import library
-from kalman_attention.ops.cuda import device, emulation
+from kalman_attention.ops.cuda import device
 
 _PACKAGE = "kalman_attention.ops"
 _MAPS = f"{_PACKAGE}.torch.segments"
@@ -41,16 +41,16 @@ class Engine:
         summary: one line for ``kla check``.
         devices: device types it serves; empty means any.
         dtypes: dtypes of v it serves.
-        location: ``module`` or ``module:attribute`` that has forward and backward.
-        step: has a single-token kernel of its own.
-        maps: summarises segments of tokens by itself.
-        gaps: takes the time between tokens, ``dt``.
-        shared: takes blocks of slots that share a precision.
+        location: ``module`` or ``module:attribute`` with the functions forward and backward.
+        step: has a single-token kernel.
+        maps: has its own summaries of segments of tokens.
+        gaps: supports the time between tokens, ``dt``.
+        shared: supports blocks of slots that share a precision.
         eager_only: cannot run inside a compiled or exported graph.
-        never_auto: device types on which ``auto`` passes it over.
-        least_slots: ``auto`` takes it where at least this many slots share each precision.
-        missing: what it lacks on this machine, or None. Plain data, found out at import, so that
-            the choice of an engine can be traced by compilers.
+        never_auto: device types on which ``auto`` skips it.
+        least_slots: ``auto`` picks it only if at least this many slots share each precision.
+        missing: what it lacks on this machine, or None. Plain data, determined at import, so that
+            compilers can trace the choice of an engine.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Engine:
         return cast(StepEngineModule, _load(self.location)).step
 
     def load_maps(self) -> MapEngineModule:
-        """Import what summarises segments for it: itself, or the torch operations for all."""
+        """Import the module that summarises segments for it: itself, or the one in torch."""
         return cast(MapEngineModule, _load(self.location if self.maps else _MAPS))
 
     def why_not(
@@ -110,14 +110,14 @@ def _load(location: str) -> EngineModule:
 
 
 def _torch_scan_missing() -> str | None:
-    # Looked up, not imported: what is behind it takes a second to load.
+    # Looked up, not imported: importing it takes a second.
     if not (Path(torch.__file__).parent / "_higher_order_ops" / "associative_scan.py").exists():
         return f"torch {torch.__version__} has no torch._higher_order_ops.associative_scan"
     return None
 
 
 def _triton_missing() -> str | None:
-    # Looked up, not imported: it takes a second to load.
+    # Looked up, not imported: importing it takes a second.
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed; pip install 'kalman_attention[triton]'"
     return None
@@ -140,9 +140,9 @@ ENGINES = {
         Engine(
             name="triton",
             summary="fused Triton kernels, one warp per row, channel block and time segment",
-            # Triton's interpreter runs the kernels on CPU tensors, for tests.
+            # In tests, Triton's interpreter runs the kernels on CPU tensors.
             devices=("cuda", "cpu") if os.environ.get("TRITON_INTERPRET") == "1" else ("cuda",),
-            location=f"{_PACKAGE}.triton.engine",
+            location=f"{_PACKAGE}.triton",
             step=True,
             gaps=True,
             shared=True,
@@ -156,6 +156,8 @@ ENGINES = {
             location=f"{_PACKAGE}.torch.matrix",
             gaps=True,
             shared=True,
+            # Measured at T=1024, D=128: faster than ``associative`` for blocks of 16 and 64 slots,
+            # slower for blocks of 4.
             least_slots=8,
         ),
         Engine(
@@ -166,16 +168,17 @@ ENGINES = {
             gaps=True,
             shared=True,
         ),
-        # Below an engine that serves every device: ``auto`` does not choose what never ran on one.
+        # After an engine that serves every device, so that ``auto`` never picks a kernel that has
+        # not run on real hardware.
         Engine(
             name="cuda",
             summary="fused CUDA kernels, compiled at run time; never run on a GPU so far",
-            devices=("cuda", "cpu") if emulation.LIBRARY else ("cuda",),
+            devices=("cuda", "cpu") if device.EMULATION else ("cuda",),
             location=f"{_PACKAGE}.cuda",
             step=True,
             gaps=True,
             shared=True,
-            missing=None if emulation.LIBRARY else device.why_not(),
+            missing=None if device.EMULATION else device.why_not(),
         ),
         Engine(
             name="mobius",
@@ -198,23 +201,23 @@ ENGINES = {
 """Every engine behind the registered op, in the order ``auto`` prefers them."""
 
 NATIVE = "cpu"
-"""The engine that CPU tensors should have; without it they go some fifty times slower."""
+"""The engine that CPU tensors should use; without it they are some fifty times slower."""
 
-_auto_means = ["auto"]  # a stack; a plain list, since compilers cannot trace a context variable
+_auto_means = ["auto"]  # a stack; a plain list because compilers cannot trace context variables
 
 REFERENCE = "reference"
-"""The loop of ``ops/reference.py``: plain torch code, differentiated by autograd, no op."""
+"""The loop of ``ops/reference.py``: plain torch code, differentiated by autograd."""
 
 
 @contextlib.contextmanager
 def use_engine(name: str) -> Iterator[None]:
-    """Inside this context ``engine="auto"`` means ``name``, in layers and models too.
+    """Inside this context ``engine="auto"`` means ``name``, also in layers and models.
 
-    A call that names an engine itself keeps it. A call that ``name`` cannot serve raises. It holds
-    for the whole process, not for a thread.
+    A call that names an engine explicitly is not affected. A call that ``name`` cannot serve raises
+    an error. The setting applies to the whole process, not to a thread.
 
     Args:
-        name: an engine that ``kla check`` lists, ``"reference"``, or ``"auto"`` for the usual one.
+        name: an engine that ``kla check`` lists, ``"reference"``, or ``"auto"`` for the default.
 
     Raises:
         ValueError: there is no such engine.
@@ -228,7 +231,7 @@ def use_engine(name: str) -> Iterator[None]:
 
 
 def meant(name: str) -> str:
-    """What the user chose by ``engine=`` or ``use_engine``; ``"auto"`` if nothing.
+    """What the user chose through ``engine=`` or ``use_engine``; ``"auto"`` if neither was used.
 
     Raises:
         ValueError: there is no such engine.
@@ -250,11 +253,11 @@ def resolve(
 
     Args:
         name: an engine, or ``"auto"``.
-        device: where the tensors are.
+        device: device of the tensors.
         dtype: dtype of v.
-        step: a single token is asked for: ``"auto"`` means an engine with a step of its own.
-        gaps: the call has dt.
-        slots: how many slots share each of its precisions.
+        step: whether it is a single token, for which ``"auto"`` needs a single-token kernel.
+        gaps: whether the call has dt.
+        slots: number of slots that share each precision.
 
     Returns:
         A key of ``ENGINES``, or ``REFERENCE``.
@@ -308,7 +311,7 @@ def _auto(
 
 @functools.cache
 def _warn_slow(reason: str) -> None:
-    """Say once that the fast engine is missing; the call goes on."""
+    """Warn once that the fast engine is missing; the call proceeds."""
     warnings.warn(
         f"kla_scan runs the slow torch engine on CPU tensors: {reason}. "
         "`kla check` shows what is usable; engine='associative' silences this.",

@@ -1,8 +1,8 @@
 """The scan in torch's own operators, for programs that leave torch.
 
-A registered op means nothing to another runtime. Here it is torch's loop over time around one
-step of the filter (``filtering/moment.py``), which exporters know how to write down: ONNX has an
-operator ``Scan`` for it. T may be symbolic; no engine is involved, and there is no gradient.
+Other runtimes do not know our registered op. This is torch's loop over time around one step of the
+filter (``filtering/moment.py``), which exporters can translate: ONNX has an operator ``Scan`` for
+it. T may be symbolic; no engine is involved, and there is no gradient.
 """
 
 from typing import Any
@@ -27,12 +27,12 @@ def scan_in_steps(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 def filter_in_steps(inputs: ScanInputs) -> ScanOutput:
     """Filter a sequence by a loop that torch can export; always with the variance."""
-    from torch._higher_order_ops.scan import scan  # loads the compiler
+    from torch._higher_order_ops.scan import scan  # imported here because it loads the compiler
 
     if inputs.cu_seqlens is not None or inputs.dt is not None or inputs.slots > 1:
         raise ValueError(
             "packed documents, time gaps and shared precisions cannot be exported. Export a call "
-            "with one sequence per row, padded by a mask if need be."
+            "with one sequence per row, with a mask if rows are padded."
         )
     dtype, out_dtype = inputs.compute_dtype, inputs.v.dtype
     q, k, v, lam_v, a_bar, p_bar, *first = (x.to(dtype).contiguous() for x in inputs[:8])
@@ -52,7 +52,7 @@ def filter_in_steps(inputs: ScanInputs) -> ScanOutput:
         return (mean, variance), (read_mean(q, mean), read_variance(q, variance))
 
     every = tuple(x.transpose(0, 1) for x in (q, k, without_gaps(v, lam_v), lam_v, real))
-    if v.shape[1] == 1:  # no loop over one token
+    if v.shape[1] == 1:  # a loop over one token would only add overhead
         last, read = token(tuple(first), tuple(x[0] for x in every))
         y, y_var = (x.unsqueeze(1) for x in read)
     else:

@@ -1,9 +1,10 @@
-"""``into_frames``: keys and queries as the turned latent sees them (``filtering/rotation.py``).
+"""``into_frames``: keys and queries in the rotating frame (``filtering/rotation.py``).
 
-A filter whose blocks of slots are turned by every token is ``kla_scan`` on what comes out of here.
-Frames are computed in float64 whatever the inputs are, so that they stay orthogonal over any
-length; they depend neither on the width nor on the belief. On CPU tensors one native pass each way
-writes turned keys and queries and keeps no frame but the last. Elsewhere it is plain torch.
+A filter in which every token rotates the blocks of slots is ``kla_scan`` on the keys and queries
+that ``into_frames`` returns. Frames are always computed in float64, so that they stay orthogonal
+over any length; they depend neither on the width nor on the belief. On CPU tensors one native pass
+in each direction writes the rotated keys and queries and keeps only the last frame. Other devices
+use plain torch operations.
 """
 
 from typing import Any, NamedTuple
@@ -22,17 +23,19 @@ from kalman_attention.ops.cpu.frames import MAX_SLOTS, frames_backward, frames_f
 
 NATIVE, PLAIN = "cpu", "torch"
 _MISSING = library.why_not()
+# Products run in sequence inside a chunk and from chunk to chunk, all else runs in parallel: chunks
+# of 64 take 64 + T / 64 steps.
 _CHUNK = 64
 
 
 class Turned(NamedTuple):
-    """Keys and queries in the turning frame, and where it ends.
+    """Keys and queries in the rotating frame, and the last frame.
 
     Attributes:
-        q: turned queries, ``[B, T, N]``, at least float32; 0 at padding.
-        k: turned keys, in the same form.
+        q: rotated queries, ``[B, T, N]``, at least float32; 0 at padding.
+        k: rotated keys, in the same form.
         frame: Q after each row's last real token, ``[R, G, m, m]`` float64. The belief about the
-            latent itself has the mean Q mu; the next call starts from there, with Q = 1.
+            latent itself has the mean Q mu; the next call starts from that belief, with Q = 1.
     """
 
     q: Keys
@@ -40,7 +43,7 @@ class Turned(NamedTuple):
     frame: Tensor
 
     def out_of_frame(self, state: KLAState) -> KLAState:
-        """The belief about the latent itself, from that in the frame: mean Q mu, same variance."""
+        """Convert a belief in the frame to one about the latent: mean Q mu, same variance."""
         blocks = torch.unflatten(state.mean, 1, self.frame.shape[1:3])  # [R, G, m, D]
         with own_types(blocks):
             mean = (self.frame.to(blocks.dtype) @ blocks).flatten(1, 2)
@@ -48,10 +51,10 @@ class Turned(NamedTuple):
 
 
 def turn_belief(state: KLAState, u_h: Tensor, mask: Mask | None = None) -> KLAState:
-    """What one token does to a belief before it is seen: U mu, same variance.
+    """Rotate a belief by one token, before the token is observed: mean U mu, same variance.
 
     Args:
-        state: ``[B, N, D]`` and ``[B, G, D]``.
+        state: mean ``[B, N, D]`` and variance ``[B, G, D]``.
         u_h: reflections of the token, ``[B, n_h, G, m]``.
         mask: ``[B]`` bool, False where a row has no token.
     """
@@ -72,15 +75,15 @@ def into_frames(
     cu_seqlens: Tensor | None = None,
     engine: str = "auto",
 ) -> Turned:
-    """Turn keys and queries into the frame that turns along with the latent; exact gradients.
+    """Rotate keys and queries into the frame that rotates with the latent; exact gradients.
 
     Args:
         q: queries, ``[B, T, N]``.
         k: keys, ``[B, T, N]``.
-        u_h: directions of the n_h reflections of each token, first one first, for G blocks of m
-            slots, ``[B, T, n_h, G, m]`` with N = G m. Their length does not matter; 0 reflects
-            nothing.
-        mask: ``[B, T]`` bool, False for padding, which turns nothing.
+        u_h: directions of the n_h reflections of each token, in the order of application, for G
+            blocks of m slots, ``[B, T, n_h, G, m]`` with N = G m. Their length does not matter; a
+            direction of 0 reflects nothing.
+        mask: ``[B, T]`` bool, False for padding, which rotates nothing.
         cu_seqlens: document boundaries in one packed row (B = 1), ``[n + 1]`` int; each document
             starts with Q = 1.
         engine: ``"auto"``, ``"cpu"`` or ``"torch"``.
@@ -99,7 +102,7 @@ def _resolve(engine: str, device: torch.device, m: int) -> str:
     if device.type != "cpu":
         reason = f"it runs on cpu tensors, these are on {device.type}"
     elif m > MAX_SLOTS:
-        reason = f"it turns blocks of at most {MAX_SLOTS} slots, these have {m}"
+        reason = f"it rotates blocks of at most {MAX_SLOTS} slots, these have {m}"
     if engine == "auto":
         return NATIVE if reason is None else PLAIN
     if engine not in (NATIVE, PLAIN):
@@ -136,12 +139,12 @@ def _plain(call: FrameInputs) -> Turned:
     q, k, u_h, mask, cu_seqlens = call
     G, m = call.frame_shape[1:3]
     u_h = u_h.double().transpose(2, 3)  # [B, T, G, n_h, m]
-    if mask is not None:  # whatever stands in padding, even NaN
+    if mask is not None:  # padding may contain anything, even NaN
         u_h = u_h.masked_fill(~mask[:, :, None, None, None], 0.0)
         q, k = (x.masked_fill(~mask.unsqueeze(-1), 0.0) for x in (q, k))
     Q = _prefix_products(rotation(u_h))  # [B, T, G, m, m]
     one = torch.eye(m, dtype=Q.dtype, device=Q.device)
-    Q = torch.cat([one.expand(len(Q), 1, G, m, m), Q], 1)  # the frame before every token, and last
+    Q = torch.cat([one.expand(len(Q), 1, G, m, m), Q], 1)  # the frame before each token, then last
     if cu_seqlens is None:
         last = Q[:, -1]
         Q = Q[:, 1:]
@@ -152,9 +155,9 @@ def _plain(call: FrameInputs) -> Turned:
 
 
 def _documents(Q: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
-    """Frames that start with every document, from those of the row, and the last of each.
+    """Frames of every document, from those of the packed row, and the last frame of each.
 
-    Tokens before a document have turned the row by Q_s; Q_t Q_s^T is what its own have done.
+    The tokens before a document have rotated the row by Q_s, so Q_t Q_s^T is the frame of its own.
     """
     bounds = cu_seqlens.to(torch.int64)
     token = torch.arange(len(Q) - 1, device=Q.device)
@@ -163,7 +166,7 @@ def _documents(Q: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _prefix_products(U: Tensor) -> Tensor:
-    """Q_t = U_t ... U_1 of ``[B, T, G, m, m]``: chunks side by side, then one after the other."""
+    """Q_t = U_t ... U_1 of ``[B, T, G, m, m]``: chunks in parallel, then combined in sequence."""
     B, T, G, m, _ = U.shape
     size = min(T, _CHUNK) or 1
     chunks = -(-T // size)
@@ -230,8 +233,8 @@ def _differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]
 
 def _refuse_second_order(ctx: Any, *grads: Any) -> None:
     raise NotImplementedError(
-        "into_frames is differentiable once. For second derivatives use engine='torch': plain "
-        "torch operations all the way."
+        "into_frames is differentiable once. For second derivatives use engine='torch', which "
+        "uses plain torch operations only."
     )
 
 

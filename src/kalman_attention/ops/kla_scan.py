@@ -1,8 +1,8 @@
 """``kla_scan`` and ``kla_step``: check the arguments, pick an engine, call it.
 
 This file is the only autograd boundary. Engines sit behind two registered ops,
-``kalman_attention::scan`` and ``kalman_attention::scan_backward``, so that ``torch.compile``,
-``torch.export`` and friends see one opaque differentiable call whatever the engine.
+``kalman_attention::scan`` and ``kalman_attention::scan_backward``, so that ``torch.compile`` and
+``torch.export`` see one opaque differentiable call for every engine.
 """
 
 from typing import Any
@@ -37,34 +37,36 @@ def kla_scan(
 ) -> ScanOutput:
     """Kalman linear attention: filter a sequence of tokens and read the belief after each.
 
-    Exact gradients flow to every floating input, ``state`` included, from ``y``, ``y_var`` and the
-    last belief alike.
+    Exact gradients flow to every floating input, including ``state``, from ``y``, ``y_var`` and the
+    final belief.
 
     Args:
         q: queries, the read-out operators, ``[B, T, N]``.
         k: keys, the observation operators, ``[B, T, N]``.
         v: values, ``[B, T, D]``; half, bfloat16, float32 or float64. T may be 0.
-        lam_v: precision of each value, at least 0, ``[B, T, D]``. 0 says that a value is missing:
-            time passes, the token brings nothing, and what stands in v, even NaN, is not read.
-        a_bar: decay per token, in [-1, 1], ``[N, D]``; or ``[G, D]``, and the slots form G blocks
-            of neighbours that share decay, noise and variance.
+        lam_v: precision of each value, at least 0, ``[B, T, D]``. 0 means that a value is missing:
+            time passes, the token brings no evidence, and v is not read there, even if it is NaN.
+        a_bar: decay per token, in [-1, 1], ``[N, D]``; or ``[G, D]``, in which case neighbouring
+            slots form G blocks that share decay, noise and variance.
         p_bar: process-noise variance per token, at least 0, in the shape of a_bar.
         dt: time that passes before each token, at least 0, ``[B, T]`` or ``[B, T, D]``, in units of
-            the step that a_bar and p_bar belong to; needs a_bar > 0. None means 1 everywhere.
-        state: belief before the first token, ``[B, N, D]`` twice (a shared variance ``[B, G, D]``);
-            mean 0, variance 1 if None.
-        mask: ``[B, T]`` bool, False for padding: a place without a token, where no time passes. The
-            belief stays exactly as it was, and y and y_var are 0, which is no statement about
-            anything. For values that are missing use ``lam_v`` = 0 instead.
-        cu_seqlens: borders of documents packed into one row (B = 1), ``[n + 1]`` int. Each starts
-            from the prior, or from its row of ``state``; beliefs come out as ``[n, N, D]``.
+            the step that a_bar and p_bar belong to; requires a_bar > 0. None means 1 everywhere.
+        state: initial belief, a mean and a variance ``[B, N, D]`` (a shared variance is
+            ``[B, G, D]``). None means mean 0 and variance 1.
+        mask: ``[B, T]`` bool, False for padding: positions without a token, where no time passes.
+            There the belief stays exactly as it was, and y and y_var are set to 0. For missing
+            values use ``lam_v`` = 0 instead.
+        cu_seqlens: document boundaries in one packed row (B = 1), ``[n + 1]`` int. Each document
+            starts from the prior, or from its row of ``state``; the returned belief is
+            ``[n, N, D]``.
         return_variance: also compute ``y_var``.
         acc_dtype: dtype of the arithmetic. None means float32 (float64 for float64 inputs), and on
-            CPU tensors float64 where float32 cannot keep the accuracy. On a device no values are
-            looked at: ask for ``torch.float64`` there if more than 4,096 tokens meet |a_bar| above
-            0.9997 with p_bar below 1e-5 (a_bar^dt and p_bar dt over gaps), or for gradients of
-            lam_v after a ``state`` whose means, times the keys, are 1,000 times all values.
-        engine: ``"auto"``, or a name that ``kla check`` lists; see ``use_engine``.
+            CPU tensors float64 where float32 would not be accurate enough. On other devices values
+            are not inspected: pass ``torch.float64`` there for more than 4,096 tokens with |a_bar|
+            above 0.9997 and p_bar below 1e-5 (over gaps, a_bar^dt and p_bar dt), or for gradients
+            with respect to lam_v if the means of ``state``, times the keys, exceed all values a
+            thousandfold.
+        engine: ``"auto"``, or an engine that ``kla check`` lists; see ``use_engine``.
 
     Returns:
         ``ScanOutput(y, y_var, state)``.
@@ -91,7 +93,7 @@ def kla_step(
     return_variance: bool = False,
     engine: str = "auto",
 ) -> ScanOutput:
-    """One token of ``kla_scan``: the same arguments without the T axis, and a belief to step from.
+    """One token of ``kla_scan``: the same arguments without the T axis, and the belief before it.
 
     Args:
         q: query, ``[B, N]``.
@@ -100,12 +102,13 @@ def kla_step(
         lam_v: its precision, ``[B, D]``.
         a_bar: decay per token, ``[N, D]``.
         p_bar: process-noise variance per token, ``[N, D]``.
-        state: belief before the token, ``[B, N, D]`` twice; never changed in place.
+        state: belief before the token, mean and variance ``[B, N, D]``; never modified in place.
         dt: time that passes before the token, ``[B]`` or ``[B, D]``; None means 1.
         mask: ``[B]`` bool, False where a row has no token.
         return_variance: also compute ``y_var``.
-        engine: ``"auto"``, or a name that ``kla check`` lists. An engine without a step of its own
-            scans a sequence of one token; ``"auto"`` takes one that has it, or the reference.
+        engine: ``"auto"``, or an engine that ``kla check`` lists. An engine without a single-token
+            kernel scans a sequence of one token; ``"auto"`` picks one that has such a kernel, or
+            the reference.
 
     Returns:
         ``ScanOutput(y, y_var, state)`` with y ``[B, D]``.
@@ -123,7 +126,7 @@ def kla_step(
 
 
 def _step_by_scan(inputs: ScanInputs, return_variance: bool, engine: str) -> ScanOutput:
-    """A step as a scan over one token: for the registered op, or an engine without a step."""
+    """A step as a scan over one token, for engines without a step and for the registered op."""
     q, k, v, lam_v = (x.unsqueeze(1) for x in inputs[:4])
     mask, dt = (None if x is None else x.unsqueeze(1) for x in (inputs.mask, inputs.dt))
     row = inputs._replace(q=q, k=k, v=v, lam_v=lam_v, mask=mask, dt=dt)
@@ -145,7 +148,8 @@ def _run(inputs: ScanInputs, return_variance: bool, engine: str) -> ScanOutput:
 
 
 def _settled(*args: Any, gradients: bool) -> ScanInputs:
-    """The inputs of an op. In a compiled graph or inside vmap the arithmetic is still open."""
+    """The inputs of an op, with the arithmetic chosen if it has not been yet."""
+    # In a compiled graph and inside vmap the checks could not look at values.
     inputs = ScanInputs(*args)
     if inputs.acc_dtype is not None:
         return inputs
@@ -170,7 +174,7 @@ def scan(
     save: bool,
     engine: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The registered op. An op returns tensors only: what was not asked for has no elements."""
+    """The registered op. It can only return tensors: results not requested have no elements."""
     inputs = _settled(
         q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens, acc_dtype, dt,
         gradients=save,
@@ -220,7 +224,7 @@ def scan_backward(
     dvariance: Tensor | None,
     engine: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the floating inputs of ``scan``; that of dt has no elements if dt is None."""
+    """Gradients with respect to the floating inputs of ``scan``; empty for dt if dt is None."""
     inputs = _settled(
         q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, cu_seqlens, acc_dtype, dt,
         gradients=True,
@@ -243,7 +247,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
     tensors, (acc_dtype, dt, return_variance, _, engine) = inputs[:10], inputs[10:]
     ctx.save_for_backward(*tensors, dt, output[4])
     ctx.acc_dtype, ctx.return_variance, ctx.engine = acc_dtype, return_variance, engine
-    ctx.set_materialize_grads(False)
+    ctx.set_materialize_grads(False)  # engines take None for a gradient of 0, which is cheaper
 
 
 def _differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -261,7 +265,7 @@ def _differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]
 def _refuse_second_order(ctx: Any, *grads: Any) -> None:
     raise NotImplementedError(
         "kla_scan is differentiable once. For second derivatives use kla_scan_ref, or "
-        "kla_scan(..., engine='reference'): plain torch operations all the way."
+        "kla_scan(..., engine='reference'), which use plain torch operations only."
     )
 
 

@@ -1,8 +1,8 @@
-"""``linear_scan``: Mamba's selective scan (``eq:mamba-rec``), the deterministic relative of KLA.
+"""``linear_scan``: Mamba's selective scan (``eq:mamba-rec``), a deterministic relative of KLA.
 
-With a state h per slot and channel: h' = exp(dt A) h + dt B x, and y = sum_n C h'. Here for the
-baselines, with the conveniences of ``kla_scan``: state in and out, padding, packed documents, exact
-gradients. On CPU tensors it runs in the native library.
+With a state h per slot and channel: h' = exp(dt A) h + dt B x, and y = sum_n C h'. It serves the
+baselines and supports what ``kla_scan`` does: initial and final states, padding, packed documents,
+exact gradients. On CPU tensors it runs in the native library.
 """
 
 import itertools
@@ -49,9 +49,9 @@ def linear_scan(
         A: decay rates, at most 0, ``[N, D]``, float32 or float64.
         B: input operators, ``[B, T, N]``.
         C: read-out operators, ``[B, T, N]``.
-        state: state before the first token, ``[R, N, D]``; 0 if None.
+        state: initial state, ``[R, N, D]``; None means 0.
         mask: ``[B, T]`` bool, False for padding, which leaves the state exactly as it was.
-        cu_seqlens: borders of documents packed into one row, ``[n + 1]``.
+        cu_seqlens: document boundaries in one packed row, ``[n + 1]``.
         engine: ``"auto"``, ``"cpu"`` or ``"reference"``.
 
     Returns:
@@ -76,7 +76,7 @@ def linear_scan_ref(
     mask: Mask | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> LinearScanOutput:
-    """The definition: a loop over time, differentiated by autograd. Arguments as above."""
+    """The definition: a loop over time, differentiated by autograd; see ``linear_scan``."""
     return _reference(_check(x, dt, A, B, C, state, mask, cu_seqlens))
 
 

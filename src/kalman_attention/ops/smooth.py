@@ -1,9 +1,9 @@
-"""``kla_smooth`` and ``kla_innovations``: series in hindsight, and how well a model foresees them.
+"""``kla_smooth`` and ``kla_innovations``: a series in hindsight, and how well a model predicts it.
 
 The definitions are readable loops in plain torch operations, differentiated by autograd, on any
-device; they hold the belief at every token, ``[B, T, N, D]``. Smoothing has two engines besides:
-``ops/torch/smoothing.py``, parallel in time, and a second walk of the native one, without
-gradients.
+device; they hold the belief at every token, ``[B, T, N, D]``. Smoothing has two more engines:
+``ops/torch/smoothing.py``, which is parallel in time, and a second pass of the native engine, which
+has no gradients.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from kalman_attention.ops.engines import REFERENCE, meant
 from kalman_attention.ops.reference import (
     documents,
     filter_token,
-    first_belief,
+    initial_belief,
     join,
     tokens,
 )
@@ -45,11 +45,11 @@ def kla_smooth(
     acc_dtype: torch.dtype | None = None,
     engine: str = "auto",
 ) -> ScanOutput:
-    """Read the belief at each token given all tokens, those after it included.
+    """Read the belief at each token given all tokens, including later ones.
 
-    Interpolation of a series: where ``kla_scan`` says what is known up to a token, this says what
-    is known in hindsight, so the variance is never larger. Arguments as for ``kla_scan``;
-    gradients flow to every floating input.
+    This interpolates a series: ``kla_scan`` conditions on the tokens so far, smoothing on all of
+    them, so its variance is never larger. Arguments as for ``kla_scan``; gradients flow to every
+    floating input.
 
     Args:
         q: queries, ``[B, T, N]``.
@@ -59,18 +59,18 @@ def kla_smooth(
         a_bar: decay per token, ``[N, D]`` or ``[G, D]``.
         p_bar: process-noise variance per token, in the shape of a_bar.
         dt: time that passes before each token, ``[B, T]`` or ``[B, T, D]``; None means 1.
-        state: belief before the first token.
+        state: initial belief.
         mask: ``[B, T]`` bool, False for padding.
-        cu_seqlens: borders of documents packed into one row; nothing passes between them.
+        cu_seqlens: document boundaries in one packed row; documents are independent.
         acc_dtype: dtype of the arithmetic.
-        engine: ``"reference"``, ``"associative"`` or ``"cpu"``. ``"auto"`` takes the native walk
-            for CPU tensors that need no gradients (``torch.no_grad()``, or inputs that do not
-            require them), which is faster by far, and otherwise ``"associative"``, or the loop for
-            a few tokens.
+        engine: ``"reference"``, ``"associative"`` or ``"cpu"``. ``"auto"`` picks the native engine
+            for CPU tensors that need no gradients (under ``torch.no_grad()``, or if no input
+            requires them), which is by far the fastest; otherwise ``"associative"``, or the loop
+            for up to 64 tokens.
 
     Returns:
-        ``ScanOutput(y, y_var, state)``, y_var always; ``state`` is the belief after the last token,
-        as from ``kla_scan``.
+        ``ScanOutput(y, y_var, state)``, always with y_var; ``state`` is the belief after the last
+        token, as from ``kla_scan``.
     """
     inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens, acc_dtype, dt)
     if cu_seqlens is not None:
@@ -88,15 +88,18 @@ def kla_smooth(
 def _choose(engine: str, inputs: ScanInputs) -> str:
     name, reason = meant(engine), _not_native(inputs)
     if name == "auto":
+        # A single chunk has nothing to run in parallel.
         torch_engine = "associative" if inputs.v.shape[1] > CHUNK else REFERENCE
         return torch_engine if reason else "cpu"
     if name not in (REFERENCE, "associative", "cpu"):
         raise ValueError(
-            f"engine {name!r} filters and does not smooth. engine='associative' does; so do 'cpu' "
+            f"engine {name!r} can filter but not smooth. engine='associative' can; so can 'cpu' "
             "and 'reference'."
         )
     if name == "cpu" and reason:
-        raise ValueError(f"engine 'cpu' cannot smooth this: {reason}. engine='associative' can.")
+        raise ValueError(
+            f"engine 'cpu' cannot smooth this call: {reason}. engine='associative' can."
+        )
     return name
 
 
@@ -108,18 +111,18 @@ def _not_native(inputs: ScanInputs) -> str | None:
         return "it does not run inside a compiled graph"
     floats = (*inputs[:8], inputs.dt)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in floats):
-        return "it has no gradients, which an input requires"
+        return "it has no gradients, and an input requires them"
     return cpu.why_not()
 
 
 class Innovations(NamedTuple):
-    """How each value compares with what the filter expected of it, ``[B, T, N, D]`` each.
+    """How each value compares with its prediction, ``[B, T, N, D]`` each.
 
     Attributes:
-        log_likelihood: log density of the value before it is seen, in nats; 0 where none is seen.
-            With one slot its sum over tokens is the log-likelihood of the series.
-        normalised: squared surprise over its expected size, 1 on average if the model fits; 0 where
-            nothing is seen.
+        log_likelihood: log density of the value under its prediction, in nats; 0 where the value is
+            missing. With one slot its sum over tokens is the log-likelihood of the series.
+        normalised: squared innovation over its predicted variance, 1 on average if the model fits;
+            0 where the value is missing.
     """
 
     log_likelihood: Belief
@@ -142,7 +145,7 @@ def kla_innovations(
     """Log-likelihood and normalised innovation of every value, given those before it.
 
     Maximise ``log_likelihood.sum()`` over decay, noise and precisions to fit them to a series.
-    Exact for one slot; with several, each is a model of its own of the same value. Arguments as
+    Exact for one slot; with several, each slot is a separate model of the same value. Arguments as
     for ``kla_scan``, without a query.
 
     Args:
@@ -152,9 +155,9 @@ def kla_innovations(
         a_bar: decay per token, ``[N, D]``.
         p_bar: process-noise variance per token, ``[N, D]``.
         dt: time that passes before each token, ``[B, T]`` or ``[B, T, D]``; None means 1.
-        state: belief before the first token.
+        state: initial belief.
         mask: ``[B, T]`` bool, False for padding.
-        cu_seqlens: borders of documents packed into one row.
+        cu_seqlens: document boundaries in one packed row.
         acc_dtype: dtype of the arithmetic.
 
     Returns:
@@ -164,15 +167,16 @@ def kla_innovations(
     if inputs.slots > 1:
         raise ValueError(
             f"a_bar has {a_bar.shape[0]} rows for {k.shape[-1]} slots: innovations are per slot, "
-            "and slots that share a precision see a value together. Pass a_bar and p_bar [N, D]."
+            "but slots with a shared precision observe a value together. Pass a_bar and p_bar "
+            "[N, D]."
         )
     parts = [_innovation_rows(row) for row in documents(inputs)]
     return Innovations(*(torch.cat(x, 1) for x in zip(*parts, strict=True)))
 
 
 def _smooth_rows(inputs: ScanInputs) -> ScanOutput:
-    """Filter forwards, keeping every belief; then take in what comes after each, last one first."""
-    state, given = first_belief(inputs), list(tokens(inputs))
+    """Filter forwards and keep every belief; then go back and add the likelihood of the future."""
+    state, given = initial_belief(inputs), list(tokens(inputs))
     filtered = []
     for token in given:
         state = filter_token(state, token)
@@ -194,7 +198,7 @@ def _smooth_rows(inputs: ScanInputs) -> ScanOutput:
 
 
 def _innovation_rows(inputs: ScanInputs) -> Innovations:
-    state = first_belief(inputs)
+    state = initial_belief(inputs)
     empty = from_blocks(state).mean.unsqueeze(1)[:, :0]
     density, squares = [empty], [empty]
     for token in tokens(inputs):

@@ -11,7 +11,7 @@ from kalman_attention._files import sha256
 from kalman_attention._reading import checked, read_json
 from kalman_attention.data.shards import INDEX, ShardedTokens
 from kalman_attention.evaluation.checkpoint import RUN, data_of, load_checkpoint
-from kalman_attention.evaluation.validation import validation_bits
+from kalman_attention.evaluation.validation import validation_bits, validation_calibration
 from kalman_attention.models.weights import WEIGHTS
 from kalman_attention.parallel.ranks import Parallel
 from kalman_attention.recipes.machine import about
@@ -118,6 +118,19 @@ def measure(run: FinishedRun, *, batch_size: int = 32) -> dict[str, Any]:
         "curve": curve,
         "about": about(),
     }
+
+
+def measure_calibration(run: FinishedRun, *, batch_size: int = 32) -> dict[str, Any]:
+    """ECE and AURC on the whole validation split, in rows as long as those of training."""
+    recipe = run.recipe
+    found = validation_calibration(
+        load_checkpoint(run.folder).model,
+        ShardedTokens(run.data),
+        seq_len=recipe.seq_len,
+        batch_size=batch_size,
+        reset_state=recipe.reset_state,
+    )
+    return found._asdict()
 
 
 def weights_of(run: FinishedRun) -> str:

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
+from kalman_attention._tables import Table, percent
 from kalman_attention.baselines.mamba import MambaConfig
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.nn.config import KLAConfig
 from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, best
 from kalman_attention.recipes.state_tracking import TrackingScale, make_run
-from kalman_attention.recipes.table import Table, percent
 from kalman_attention.recipes.task_run import TaskRun
 from kalman_attention.tasks.registry import make_task
 from kalman_attention.train.config import TrainConfig

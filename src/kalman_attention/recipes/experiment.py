@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from kalman_attention._tables import Table
 from kalman_attention.recipes.cell import Cell
-from kalman_attention.recipes.table import Table
 
 Scale: TypeAlias = Literal["smoke", "cpu", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "cpu", "paper")
@@ -22,6 +23,8 @@ class Experiment:
         cells: all cells at a scale.
         tables: tables from the results that are there, which may be few.
         metric: what learning curves show.
+        prepare: makes what the runs need in a folder, where the user names nothing, and returns
+            the fields of the runs that say where it is.
     """
 
     name: str
@@ -29,6 +32,7 @@ class Experiment:
     cells: Callable[[Scale], Sequence[Cell]]
     tables: Callable[[Scale, Sequence[dict[str, Any]]], list[Table]]
     metric: str = "accuracy"
+    prepare: Callable[[Path], dict[str, str]] | None = None
 
     def render(self, scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
         """The tables, and below each how many of the runs it speaks of are not there yet."""

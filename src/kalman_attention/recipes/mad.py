@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from kalman_attention._tables import Table, percent
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.matching import PAPER_MODELS
 from kalman_attention.models.scaffold import Scaffold, with_scaffold
 from kalman_attention.published import MAD, MAD_TASKS
 from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, mean_of_best, notes
-from kalman_attention.recipes.table import Table, percent
 from kalman_attention.recipes.task_run import TaskRun, published_training
 from kalman_attention.tasks.registry import make_task
 

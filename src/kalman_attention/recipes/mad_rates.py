@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from kalman_attention._tables import Table, percent
 from kalman_attention.recipes import mad
 from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, best, notes
-from kalman_attention.recipes.table import Table, percent
 from kalman_attention.tasks.registry import make_task
 
 TASK = "selective_copying"

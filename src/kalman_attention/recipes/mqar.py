@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kalman_attention._tables import Table, percent
 from kalman_attention.models.matching import PAPER_MODELS, PaperModel
 from kalman_attention.published import MQAR_KLA_256
 from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, mean_of_best, notes
-from kalman_attention.recipes.table import Table, percent
 from kalman_attention.recipes.task_run import TaskRun, published_training
 from kalman_attention.tasks.registry import make_task
 

@@ -7,11 +7,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from kalman_attention._tables import Table, percent
 from kalman_attention.published import MAD_TASKS, PROCESS_NOISE
 from kalman_attention.recipes import mad
 from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, mean_of_best, notes
-from kalman_attention.recipes.table import Table, percent
 from kalman_attention.recipes.task_run import TaskRun
 
 _ROWS = {"learned": "kla", "zero": "kla,p=0"}

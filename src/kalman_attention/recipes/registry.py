@@ -15,9 +15,14 @@ EXPERIMENTS = {
     "mqar": "recall of many pairs over long contexts, over width",
     "text-ladder": "options of the KLA layer on text, at equal size (needs --shards)",
     "a5": "products in the group A5: the fewest blocks that solve each length",
-    "a5-curriculum": "the same with lengths that grow in training, and larger batches",
+    "a5-curriculum": "the same with lengths that grow in training, best of three seeds",
     "state-tracking": "words of groups, trained at length 20 and asked at up to 1,024",
+    "uncertainty": "which score of a language model finds foreign text, and which mistakes",
     "rotation": "turning blocks on recall and copying, where nothing has to be tracked",
+    "series": "state-space models of the Nile, of sunspots and of a drive (needs --data)",
+    "pendulum": "the angle of a pendulum from noisy images at uneven times",
+    "physionet": "mortality and missing measurements in intensive care (needs --data)",
+    "forecasting": "ETTh1, 96 hours ahead, with a variance (needs --data)",
 }
 """Experiments in the order of the paper, and what each is."""
 

@@ -10,11 +10,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from kalman_attention._tables import Table, percent
 from kalman_attention.nn.config import KLAConfig
 from kalman_attention.recipes import mad
 from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, best, notes
-from kalman_attention.recipes.table import Table, percent
 from kalman_attention.tasks.registry import make_task
 
 TASKS = {

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kalman_attention._tables import Table
 from kalman_attention.baselines.gated_deltanet import GatedDeltaNetConfig
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.nn.config import KLAConfig
 from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, notes
-from kalman_attention.recipes.table import Table
 from kalman_attention.recipes.task_run import TaskRun
 from kalman_attention.tasks.registry import make_task
 from kalman_attention.train.config import TrainConfig

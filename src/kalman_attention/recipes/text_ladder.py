@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kalman_attention._files import sha256
+from kalman_attention._tables import Table
 from kalman_attention.data.shards import INDEX
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.presets import preset
@@ -19,7 +20,6 @@ from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, notes
 from kalman_attention.recipes.pretrain import PretrainRecipe, recipe
 from kalman_attention.recipes.pretrain_run import pretrain
-from kalman_attention.recipes.table import Table
 
 
 @dataclass(frozen=True, kw_only=True)

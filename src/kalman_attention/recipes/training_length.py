@@ -7,10 +7,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from kalman_attention._tables import Table, percent
 from kalman_attention.recipes import mad
 from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, notes
-from kalman_attention.recipes.table import Table, percent
 from kalman_attention.recipes.task_run import TaskRun
 
 RATES = {

@@ -1,1 +1,1 @@
-"""Synthetic tasks: small worlds in which one ability of a sequence mixer decides."""
+"""Synthetic tasks: small problems that each test one ability of a sequence mixer."""

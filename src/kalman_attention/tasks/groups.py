@@ -15,7 +15,7 @@ from torch import Tensor
 from kalman_attention._text import unknown
 
 Permutation = tuple[int, ...]
-"""Where each point goes, points counted from 0."""
+"""The image of each point, points counted from 0."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Group:
 
     @functools.cached_property
     def table(self) -> Tensor:
-        """Number of the product, ``table[a, b]`` for a b, ``[n, n]`` int64."""
+        """Multiplication table: ``table[a, b]`` is the index of a b, ``[n, n]`` int64."""
         number = {element: i for i, element in enumerate(self.elements)}
         rows = [[number[compose(a, b)] for b in self.elements] for a in self.elements]
         return torch.tensor(rows)
 
     def prefix_products(self, word: Tensor) -> Tensor:
-        """Products of the first one, two, ... elements of each row, ``[n, T]`` to ``[n, T]``."""
+        """Running products of each row, ``[n, T]`` to ``[n, T]``."""
         product = torch.zeros(len(word), dtype=torch.int64)
         found = torch.empty_like(word)
         for t, element in enumerate(word.unbind(1)):
@@ -66,7 +66,7 @@ def cyclic(points: int) -> list[Permutation]:
 
 
 def direct_product(a: Iterable[Permutation], b: Iterable[Permutation]) -> list[Permutation]:
-    """Pairs of elements, as permutations of the points of both."""
+    """Pairs of elements, as permutations of the union of their points."""
     return [(*x, *(point + len(x) for point in y)) for x, y in itertools.product(list(a), list(b))]
 
 
@@ -89,8 +89,8 @@ GROUPS = tuple(_BUILD)
 def group(name: str) -> Group:
     """A group by name.
 
-    A5 has 60 elements and is not solvable; A4 x Z5, solvable, and Z60, commutative, have 60 too;
-    S5 has 120 and holds A5. Z2 is parity.
+    A5 has 60 elements and is not solvable; A4 x Z5 (solvable) and Z60 (commutative) have
+    60 as well. S5 has 120 and contains A5. Z2 is parity.
     """
     if name not in _BUILD:
         raise ValueError(unknown("group", name, GROUPS))

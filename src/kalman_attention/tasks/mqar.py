@@ -1,11 +1,11 @@
 """Long-context recall of many pairs (MQAR), in two versions.
 
-``MQAR`` is what the paper ran, as far as its settings tell: MAD's recall with 128 keys over 2048
-tokens. Its picture is that of ``mad/recall.py``.
+``MQAR`` is what the paper ran, as far as its settings reveal: MAD's recall with 128 keys over 2048
+tokens, illustrated in ``mad/recall.py``.
 
 ``ZoologyMQAR`` is the task of that name from Zoology: all pairs first, then every key once more,
-most of them soon after the pairs. The answer is never in the input, and training is scored at the
-queries only.
+most of them soon after the pairs. The answer is never in the input, and only the queries are
+targets in training.
 
 ::
 
@@ -38,8 +38,8 @@ class ZoologyMQAR(Task):
     Attributes:
         vocab_size: filler 0, then vocab_size / 2 - 1 keys, then vocab_size / 2 values.
         seq_len: length of inputs and targets, even.
-        num_pairs: pairs per sequence; keys differ, and so do values.
-        power: a slot for a query is drawn with weight rank^(power - 1); the small published value
+        num_pairs: pairs per sequence; keys are distinct, and so are values.
+        power: slots of queries are drawn with weights rank^(power - 1); the small published value
             puts most queries soon after the pairs.
         random_filler: replace filler by random tokens.
         train_size: number of training sequences.
@@ -70,8 +70,8 @@ class ZoologyMQAR(Task):
             )
         if self.num_pairs > self.num_keys:
             raise ValueError(
-                f"num_pairs must be at most vocab_size / 2 - 1 = {self.num_keys}, as keys differ; "
-                f"got {self.num_pairs}."
+                f"num_pairs must be at most vocab_size / 2 - 1 = {self.num_keys}, because keys are "
+                f"distinct; got {self.num_pairs}."
             )
 
     @property
@@ -108,8 +108,10 @@ class ZoologyMQAR(Task):
 
 
 def _distinct(rows: int, count: int, high: int, generator: torch.Generator) -> Tensor:
-    """``count`` different numbers below ``high`` in every row, in random order."""
-    if count * count > 2 * high:  # a draw with repeats is the rule: shuffle instead
+    """``count`` distinct numbers below ``high`` in every row, in random order."""
+    # By the birthday bound a row has a repeat with probability 1 - exp(-count^2 / (2 high)). Where
+    # most rows would, shuffling is cheaper than drawing again until all numbers are distinct.
+    if count * count > 2 * high:
         ranks = torch.rand(rows, high, dtype=torch.float64, generator=generator)
         return ranks.topk(count).indices
     found = uniform((rows, count), high, generator)
@@ -119,6 +121,6 @@ def _distinct(rows: int, count: int, high: int, generator: torch.Generator) -> T
 
 
 def _with_repeats(rows: Tensor) -> Tensor:
-    """Which rows hold a number twice."""
+    """Indices of the rows that contain a number twice."""
     ordered = rows.sort(1).values
     return (ordered[:, 1:] == ordered[:, :-1]).any(1).nonzero().squeeze(1)

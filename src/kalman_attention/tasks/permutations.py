@@ -1,12 +1,12 @@
-"""State tracking: multiply the elements of a group as they come (the word problem).
+"""State tracking: the running product of elements of a group (the word problem).
 
 ::
 
     input   BOS  g1  g3  g7 g59
     target  BOS  g1  g6  g3 g46      the product of all elements so far
 
-In A5, the even permutations of five things, no shortcut is known: a model of fixed depth has to
-carry the product along. All sequences of a set differ, and those of train and test too.
+In A5, the even permutations of five objects, no shortcut is known: a model of fixed depth has to
+carry the product along. All sequences of a set are distinct, and train and test sets are disjoint.
 """
 
 from dataclasses import dataclass
@@ -29,11 +29,17 @@ from kalman_attention.tasks.task import (
 )
 
 SPECIAL = ("PAD", "BOS", "UNK", "EOS", "SEP", "CLS", "MASK")
-"""Tokens after those of the elements; the published vocabulary has all of them."""
+"""Special tokens, after those of the elements; all are part of the published vocabulary."""
 
+# A shuffled list of 2^22 numbers takes 32 MiB. Beyond, repeats are rare, and problems are drawn at
+# random until enough of them are distinct.
 _ENUMERABLE = 2**22
-"""Problems that are numbered and shuffled rather than drawn until enough are different."""
+"""Largest number of problems that are enumerated and shuffled."""
+
+# The first problems must not depend on how many are requested, so they come in blocks, each with a
+# random seed of its own.
 _DRAWN = 1 << 16
+"""Problems per block of random draws."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +49,11 @@ class Permutations(Task):
     Attributes:
         group: ``"z2"``, ``"z60"``, ``"a4xz5"``, ``"a5"`` or ``"s5"``.
         seq_len: elements to multiply.
-        bos: begin inputs and targets with BOS, which is scored like any other target.
-        pairs: add all problems of length two to the training set, padded, if the others are longer.
-        score_padding: let padding have PAD as its target, as published, and not ``IGNORE``.
-        train_size: training problems of full length, if there are as many.
-        test_size: test problems; a fifth of all problems at most.
+        bos: begin inputs and targets with BOS, which counts like any other target.
+        pairs: also put all problems of length two, padded, into the training set.
+        score_padding: use PAD as the target of padding, as published, instead of ``IGNORE``.
+        train_size: training problems of full length, if enough exist.
+        test_size: test problems; at most a fifth of all problems.
     """
 
     group: str = "a5"
@@ -63,7 +69,7 @@ class Permutations(Task):
 
     def __post_init__(self) -> None:
         at_least(self, seq_len=1)
-        group(self.group)  # or an error that names those there are
+        group(self.group)  # raises an error that lists the known groups
 
     @property
     def elements(self) -> Group:
@@ -104,7 +110,7 @@ class Permutations(Task):
         return self.order**2 if self.pairs and self.seq_len > 2 else 0
 
     def size(self, split: Split) -> int:
-        """Number of sequences in a split, where few problems exist fewer than asked for."""
+        """Number of sequences in a split; limited by the number of problems that exist."""
         problems: int = self.order**self.seq_len
         test = min(self.test_size, problems // 5)
         if check_split(split) == "test":
@@ -112,12 +118,12 @@ class Permutations(Task):
         return min(self.train_size, problems - test) + self.num_pairs
 
     def generate(self, split: Split, *, seed: int = 0, count: int | None = None) -> Sequences:
-        """The training or the test set of a seed; problems of length two stand last.
+        """The training or test set of a random seed; problems of length two come last.
 
         Args:
             split: ``"train"`` or ``"test"``; no problem of full length is in both.
-            seed: which set; the same seed gives the same set.
-            count: number of sequences, the first ones; None for all.
+            seed: random seed; the same seed gives the same set.
+            count: return the first ``count`` sequences; None for all.
 
         Returns:
             ``Sequences(inputs, targets)``, ``[count, input_len]`` each.
@@ -126,8 +132,8 @@ class Permutations(Task):
         count = size if count is None else count
         if not 0 <= count <= size:
             raise ValueError(
-                f"count must be between 0 and {size}, the sequences of this {split} set, got "
-                f"{count}. Set {split}_size for a larger set, or take fresh ones from stream()."
+                f"count must be between 0 and {size}, the size of this {split} set, got {count}. "
+                f"Set {split}_size for a larger set, or take new sequences from stream()."
             )
         if split == "test":
             return self._rows(self._problems(count, seed))
@@ -149,7 +155,7 @@ class Permutations(Task):
         return Sequences(pad(word, (1, 0), value=bos), pad(products, (1, 0), value=bos))
 
     def _short_rows(self) -> Sequences:
-        """All problems of length two, padded on the right; none if the set has none."""
+        """All problems of length two, padded on the right; empty if the set has none."""
         word = _digits(torch.arange(self.num_pairs), self.order, 2)
         inputs, targets = self._rows(word)
         room, filler = (0, self.seq_len - 2), self.token("PAD")
@@ -157,9 +163,9 @@ class Permutations(Task):
         return Sequences(pad(inputs, room, value=filler), pad(targets, room, value=ignored))
 
     def _problems(self, count: int, seed: int) -> Tensor:
-        """The first ``count`` of an endless list of different problems, ``[count, seq_len]``.
+        """The first ``count`` items of a random list of distinct problems, ``[count, seq_len]``.
 
-        The list is random, so its head may serve as the test set and what follows as training.
+        Its head serves as the test set and the rest as the training set.
         """
         problems = self.order**self.seq_len
         if problems <= _ENUMERABLE:
@@ -179,17 +185,15 @@ class Permutations(Task):
 
 
 def _digits(numbers: Tensor, base: int, length: int) -> Tensor:
-    """Numbers ``[n]`` written in a base, most significant digit first, ``[n, length]``."""
+    """Digits of numbers ``[n]`` in a base, most significant first, ``[n, length]``."""
     places = base ** torch.arange(length - 1, -1, -1)
     return numbers.unsqueeze(1) // places % base
 
 
 def _without_repeats(rows: Tensor, base: int) -> Tensor:
-    """The rows without those that came before.
-
-    Rows too long for an exact number go by a hash: one in 10^13 pairs that differ may be taken for
-    equal and lose a row, but equal rows never both stay.
-    """
+    """Remove rows that occurred before."""
+    # Rows too long for an exact number are compared by a hash: one in 10^13 pairs of distinct rows
+    # may collide and lose a row, but equal rows are never both kept.
     exact = base ** rows.shape[1] < 2**63
     codes = row_codes(rows, base) if exact else row_codes(rows)
     ordered, order = codes.sort(stable=True)
@@ -200,32 +204,32 @@ def _without_repeats(rows: Tensor, base: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class A5(Permutations):
-    """``Permutations`` in A5: not solvable, the hard one."""
+    """``Permutations`` in A5, which is not solvable: the hard case."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parity(Permutations):
-    """``Permutations`` in Z2: whether the ones so far are odd in number."""
+    """``Permutations`` in Z2: whether the number of ones so far is odd."""
 
     group: str = "z2"
 
 
 @dataclass(frozen=True, kw_only=True)
 class A4xZ5(Permutations):
-    """``Permutations`` in A4 x Z5: solvable, not commutative."""
+    """``Permutations`` in A4 x Z5, which is solvable but not commutative."""
 
     group: str = "a4xz5"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Z60(Permutations):
-    """``Permutations`` in Z60: commutative."""
+    """``Permutations`` in Z60, which is commutative."""
 
     group: str = "z60"
 
 
 @dataclass(frozen=True, kw_only=True)
 class S5(Permutations):
-    """``Permutations`` in S5: all permutations of five things."""
+    """``Permutations`` in S5: all permutations of five objects."""
 
     group: str = "s5"

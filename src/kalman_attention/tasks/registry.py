@@ -3,12 +3,9 @@
 from typing import Any
 
 from kalman_attention._text import unknown
-from kalman_attention.tasks.mad.compression import Compression
+from kalman_attention.tasks.mad.copying import Compression, SelectiveCopying
 from kalman_attention.tasks.mad.fuzzy_recall import FuzzyRecall
-from kalman_attention.tasks.mad.memorization import Memorization
-from kalman_attention.tasks.mad.noisy_recall import NoisyRecall
-from kalman_attention.tasks.mad.recall import Recall
-from kalman_attention.tasks.mad.selective_copying import SelectiveCopying
+from kalman_attention.tasks.mad.recall import Memorization, NoisyRecall, Recall
 from kalman_attention.tasks.mqar import MQAR, ZoologyMQAR
 from kalman_attention.tasks.permutations import A5, S5, Z60, A4xZ5, Parity
 from kalman_attention.tasks.task import Task
@@ -35,7 +32,7 @@ MAD = tuple(TASKS)[:6]
 
 
 def make_task(name: str, **options: Any) -> Task:
-    """A task by name, with options that differ from the published ones."""
+    """A task by name; options override the published settings."""
     if name not in TASKS:
         raise ValueError(unknown("task", name, TASKS))
     return TASKS[name](**options)

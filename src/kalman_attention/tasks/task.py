@@ -1,9 +1,9 @@
-"""What a task is: frozen options, and sequences that depend on nothing but options and a seed.
+"""The interface of a task: frozen options, and sequences that depend only on options and a seed.
 
-Rows are drawn in blocks, each from a generator of its own, so the first rows of a set are the same
-however many are asked for. The seed of a block says in its two top bits which stream it belongs to
-(train, test, shared, fresh) and is otherwise a hash of task, seed and block: blocks of different
-streams never start from the same point.
+Rows are drawn in blocks, each from its own random generator, so the first rows of a set do not
+depend on how many are requested. The top two bits of a block's seed are its stream (train, test,
+shared, fresh), the rest is a hash of task, seed and block: blocks of different streams never have
+the same seed.
 """
 
 import hashlib
@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 IGNORE = -100
-"""Target of a position that is not scored."""
+"""Target of positions that do not count."""
 
 Split = Literal["train", "test"]
 
 _STREAMS = ("train", "test", "shared", "fresh")
+# Large enough that drawing is vectorised, small enough that a few rows are cheap.
 _ROWS = 1024
 """Rows per block."""
 
@@ -39,10 +40,10 @@ class Sequences(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """Options that all tasks have. A task is a subclass with published values as defaults.
+    """Common options of all tasks. Subclasses have the published values as defaults.
 
     Attributes:
-        seq_len: tokens of one problem; the model may see one less (``input_len``).
+        seq_len: tokens of one problem; the model may see one fewer (``input_len``).
         train_size: number of training sequences.
         test_size: number of test sequences.
     """
@@ -52,9 +53,9 @@ class Task(ABC):
     test_size: int = 1_280
 
     scored: ClassVar[str]
-    """Which targets count in the test set, in words."""
+    """Description of the targets that count in the test set."""
     SHORT: ClassVar[dict[str, Any]]
-    """Options of a version that fits on a line."""
+    """Options of an example that fits on one line."""
 
     @property
     @abstractmethod
@@ -64,7 +65,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def chance(self) -> float:
-        """Accuracy of a guess among the answers that are possible."""
+        """Accuracy of guessing among the possible answers."""
 
     @property
     def input_len(self) -> int:
@@ -77,19 +78,20 @@ class Task(ABC):
 
     @abstractmethod
     def _draw(self, split: Split, count: int, generator: torch.Generator, seed: int) -> Sequences:
-        """Independent rows; ``seed`` is that of the whole set, for what all its rows share."""
+        """Draw independent rows; ``seed`` is that of the set, for what all its rows share."""
 
     def size(self, split: Split) -> int:
         """Number of sequences in a split."""
         return self.train_size if check_split(split) == "train" else self.test_size
 
     def generate(self, split: Split, *, seed: int = 0, count: int | None = None) -> Sequences:
-        """The training or the test set of a seed.
+        """The training or test set of a random seed.
 
         Args:
-            split: ``"train"`` or ``"test"``; both draw from streams of their own.
-            seed: which set; the same seed gives the same set.
-            count: number of sequences, the first ones (or more of them); None for all.
+            split: ``"train"`` or ``"test"``, which draw from separate streams.
+            seed: random seed; the same seed gives the same set.
+            count: return the first ``count`` sequences, which may exceed the size of the set; None
+                for all.
 
         Returns:
             ``Sequences(inputs, targets)``, ``[count, input_len]`` each.
@@ -102,13 +104,13 @@ class Task(ABC):
     def sample(
         self, count: int, generator: torch.Generator, *, split: Split = "train", seed: int = 0
     ) -> Sequences:
-        """Rows drawn with a generator of the caller.
+        """Draw rows with a given random generator.
 
         Args:
-            count: rows.
-            generator: where the randomness comes from.
+            count: number of rows.
+            generator: the random generator.
             split: whether targets are those of training or of test.
-            seed: of what all rows of a set share, such as the map of memorization.
+            seed: random seed of what all rows of a set share, such as the map of memorization.
         """
         check_split(split)
         return self._draw(split, count, generator, seed)
@@ -116,12 +118,12 @@ class Task(ABC):
     def stream(
         self, batch_size: int, *, split: Split = "train", seed: int = 0
     ) -> Iterator[Sequences]:
-        """Fresh batches without end, in the form of ``split``, from a stream of their own.
+        """An endless stream of new batches, independent of both sets.
 
         Args:
             batch_size: rows of a batch.
             split: whether targets are those of training or of test.
-            seed: which stream.
+            seed: random seed of the stream.
 
         Yields:
             ``Sequences`` of ``batch_size`` rows.
@@ -143,13 +145,13 @@ class Task(ABC):
     def _generator(self, stream: str, seed: int, block: int = 0) -> torch.Generator:
         text = f"{type(self).__name__}/{seed}/{block}/{stream}"
         digest = hashlib.sha256(text.encode()).digest()
-        # 32 bits are all that torch's generator takes from a seed.
+        # torch's CPU generator uses only 32 bits of a seed.
         start = _STREAMS.index(stream) << 30 | int.from_bytes(digest[:4], "big") >> 2
         return torch.Generator().manual_seed(start)
 
 
 def leakage(train: Tensor, test: Tensor) -> float:
-    """Share of test inputs that also occur, whole, among the training inputs.
+    """Share of test inputs that also occur among the training inputs.
 
     Args:
         train: training inputs, ``[n, T]``.
@@ -171,8 +173,8 @@ def leakage(train: Tensor, test: Tensor) -> float:
 def row_codes(rows: Tensor, base: int = 6_364_136_223_846_793_005) -> Tensor:
     """One number per row of ``[n, T]``; equal rows have equal numbers.
 
-    The number is the row read as digits in ``base``, modulo 2^64. With a base above all digits and
-    few enough of them it is exact; the default base, large and odd, makes it a good hash.
+    The number is the row read as digits in ``base``, modulo 2^64. It is exact if ``base`` exceeds
+    all digits and there is no overflow; the default base, large and odd, makes it a good hash.
     """
     codes = torch.zeros(len(rows), dtype=torch.int64)
     for column in rows.unbind(1):
@@ -181,7 +183,7 @@ def row_codes(rows: Tensor, base: int = 6_364_136_223_846_793_005) -> Tensor:
 
 
 def uniform(shape: tuple[int, ...], high: int, generator: torch.Generator) -> Tensor:
-    """Integers from 0 to ``high`` - 1, each as likely as the other."""
+    """Uniform random integers from 0 to ``high`` - 1."""
     return torch.randint(high, shape, generator=generator)
 
 
@@ -191,14 +193,14 @@ def next_tokens(tokens: Tensor) -> Sequences:
 
 
 def at_least(task: object, **bounds: int) -> None:
-    """Raise unless each named option of ``task`` is at least its bound."""
+    """Raise an error unless each named option of ``task`` is at least its bound."""
     for name, least in bounds.items():
         if getattr(task, name) < least:
             raise ValueError(f"{name} must be at least {least}, got {getattr(task, name)}.")
 
 
 def check_split(split: str) -> str:
-    """The split, or an error that says which there are."""
+    """Return the split, or raise an error that lists the possible ones."""
     if split not in ("train", "test"):
         raise ValueError(f"split must be 'train' or 'test', got {split!r}.")
     return split

@@ -1,4 +1,4 @@
-"""Compiles every program ahead of time with nvcc and collects what ptxas says about its kernels."""
+"""Compile every program ahead of time with nvcc and collect what ptxas reports on its kernels."""
 
 import os
 import re
@@ -25,10 +25,10 @@ def resources(
 
     Args:
         architectures: such as ``["sm_80", "sm_90"]``.
-        programs: what to compile; everything that a call may ask for, unless told otherwise.
+        programs: programs to compile; None for all that a call may need.
 
     Raises:
-        RuntimeError: nvcc is missing or refuses.
+        RuntimeError: nvcc is missing or fails.
     """
     nvcc = shutil.which("nvcc")
     if nvcc is None:

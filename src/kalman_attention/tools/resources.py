@@ -1,4 +1,4 @@
-"""What a compiled GPU kernel needs of a multiprocessor, as its assembler reports it."""
+"""The resources that a compiled GPU kernel needs, as reported by the assembler."""
 
 from typing import NamedTuple
 
@@ -8,10 +8,10 @@ class KernelResources(NamedTuple):
 
     Attributes:
         kernel: name of the kernel.
-        variant: what distinguishes it: dtype, schedule, block sizes.
+        variant: dtype, schedule and block sizes.
         architecture: such as ``sm_80``.
-        registers: per thread.
-        spill_bytes: stores and loads of spilled registers, per thread.
+        registers: registers per thread.
+        spill_bytes: bytes of stores and loads of spilled registers, per thread.
         shared_bytes: static shared memory per block.
     """
 

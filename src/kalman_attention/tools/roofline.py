@@ -1,9 +1,9 @@
-"""A written roofline of the Triton engine: bytes and operations per pass, and the time they imply.
+"""An analytic roofline of the Triton engine: bytes and operations per pass, and the implied time.
 
-Plain arithmetic on sizes; no GPU and no compiler is asked. Traffic is counted twice: ``requested``
-is what the load and store instructions of all warps ask for (a test counts them in the
-interpreter), ``memory`` is what must come from or go to device memory when the caches do their
-part: a chunk of tokens and the scratch array of a warp stay cached. Float32 throughout.
+Plain arithmetic on sizes; no GPU and no compiler is involved. Traffic is counted in two ways:
+``requested`` is the total of the load and store instructions of all warps (a test counts them in
+the interpreter), ``memory`` is what device memory moves if the caches work as intended, that is, if
+a chunk of tokens and the scratch array of a warp stay cached. Float32 throughout.
 """
 
 import math
@@ -12,8 +12,10 @@ from typing import NamedTuple
 from kalman_attention.ops.contract import CHUNK
 from kalman_attention.ops.triton.schedule import WINDOW, ceil, cut
 
+# Counts are of the source: one for every multiply-add, product, sum or comparison.
+
 DIVISION = 9
-"""Instructions of a division rounded to nearest: estimate, refinements, check of the range."""
+"""Instructions of a division rounded to nearest: estimate, refinements, range check."""
 
 STEP = 9 + DIVISION
 """Instructions of ``filter_step`` with its evidence, a multiply-add counting as one."""
@@ -25,13 +27,13 @@ ADJOINT = 16
 """Instructions of ``filter_adjoint``."""
 
 COLLECT = 10
-"""Instructions around it: sources, sums over slots and channels, da_bar, dp_bar. No shuffles."""
+"""Instructions around it: sources, sums over slots and channels, da_bar, dp_bar; no shuffles."""
 
 SUMMARY_BACK = 9
 """Instructions of the four-number summary of the adjoint beyond the replayed step."""
 
 EXPANDED_FORWARD = 17
-"""``[B, T, N, D]`` tensors that the paper's forward pass writes or reads, scans in one pass each.
+"""``[B, T, N, D]`` tensors that the paper's forward pass writes or reads, one pass per scan.
 
 Moebius maps: 4 written, 4 read; lam: 1 written, 2 read; affine maps: 2 written, 2 read; eta: 1
 written, 1 read. Tree scans in several kernels move more.
@@ -51,7 +53,7 @@ class Sizes(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """How the engine cuts it: channel blocks, padded lanes per row, time segments, window."""
+    """The division of a call: channel blocks, padded lanes per row, time segments, window."""
 
     blocks: int
     lanes: int
@@ -60,7 +62,7 @@ class Tiling(NamedTuple):
 
     @classmethod
     def of(cls, sizes: Sizes, lanes: int) -> "Tiling":
-        """By the rule of the engine, for programs of about ``lanes`` lanes."""
+        """The division that the engine chooses for programs of about ``lanes`` lanes."""
         plan = cut(sizes.B, sizes.T, sizes.N, sizes.D, lanes)
         return cls(plan.blocks, plan.blocks * math.prod(plan.tile), plan.segments)
 
@@ -80,7 +82,7 @@ DEVICES = (
 
 
 class Traffic(NamedTuple):
-    """Elements of one array that a pass moves, reads and writes together."""
+    """Elements of one array that a pass reads and writes."""
 
     requested: int
     memory: int
@@ -95,7 +97,7 @@ class Work(NamedTuple):
 
     @property
     def requested_bytes(self) -> int:
-        """Bytes that instructions ask for."""
+        """Bytes that instructions request."""
         return sum(x.requested * x.bytes for x in self.traffic.values())
 
     @property
@@ -104,13 +106,13 @@ class Work(NamedTuple):
         return sum(x.memory * x.bytes for x in self.traffic.values())
 
     def seconds(self, device: Device) -> float:
-        """The larger of the time for the bytes and the time for the instructions."""
+        """The maximum of the time for the bytes and the time for the instructions."""
         memory = self.memory_bytes / device.bandwidth
         return max(memory, self.instructions / device.instructions)
 
 
 def forward_work(sizes: Sizes, tiling: Tiling, *, save: bool) -> Work:
-    """The forward pass; with several segments it walks twice."""
+    """Work of the forward pass, which reads the tokens twice if time is split."""
     B, T, D, N = sizes
     tokens, state, S, blocks = B * T, B * N * D, tiling.segments, tiling.blocks
     walks = 1 if S == 1 else 2
@@ -132,7 +134,7 @@ def forward_work(sizes: Sizes, tiling: Tiling, *, save: bool) -> Work:
 
 
 def backward_work(sizes: Sizes, tiling: Tiling) -> Work:
-    """The backward pass from dy alone: two replays and a walk back, one more if time is split."""
+    """Work of the backward pass from dy alone: two replays and the adjoint, plus a summary."""
     B, T, D, N = sizes
     tokens, state, S, blocks = B * T, B * N * D, tiling.segments, tiling.blocks
     chunks, padded = B * ceil(T, CHUNK), tiling.lanes
@@ -162,13 +164,13 @@ def backward_work(sizes: Sizes, tiling: Tiling) -> Work:
 
 
 def least_bytes(sizes: Sizes, *, backward: bool) -> int:
-    """Every input read once and every output written once, float32."""
+    """Lower bound: every input read once and every output written once, in float32."""
     B, T, D, N = sizes
     return 4 * B * T * (5 * D + 4 * N if backward else 3 * D + 2 * N)
 
 
 def expanded_bytes(sizes: Sizes, *, backward: bool) -> int:
-    """The paper's approach: states expanded to ``[B, T, N, D]``, beside inputs and outputs."""
+    """The paper's approach: states expanded to ``[B, T, N, D]``, plus inputs and outputs."""
     B, T, D, N = sizes
     count = EXPANDED_BACKWARD if backward else EXPANDED_FORWARD
     return least_bytes(sizes, backward=backward) + 4 * B * T * N * D * count

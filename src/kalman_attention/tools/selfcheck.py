@@ -1,6 +1,6 @@
-"""Hold an engine against the float64 reference: values and every gradient of one call.
+"""Compare an engine with the float64 reference: values and all gradients of one call.
 
-Used by ``kla check --run`` on the user's machine and by the tests, so that both mean the same.
+Used by ``kla check --run`` on the user's machine and by the tests, so that both check the same.
 """
 
 import math
@@ -22,13 +22,11 @@ OUTPUT_TOLERANCE = 1e-5
 TOLERANCE = 1e-4
 """The same for the last belief and for each gradient."""
 
+# Intermediate results below 1.2e-38 are 0 in float32, and may later be multiplied by a precision of
+# 1e6 and by keys, values and gradients of thousands: up to 1e-28 of a result may be missing. That
+# is the contract's 1e-4 of a result of 1e-24.
 VANISHING = 1e-24
-"""A result whose largest entry is below this is held against this instead.
-
-What becomes smaller than 1.2e-38 on the way is 0 in float32, and may yet meet a precision of 1e6
-and keys, values and gradients of thousands: 1e-28 of a result may be missing, which is what the
-contract allows for one of 1e-24.
-"""
+"""Errors are relative to the largest entry of a result, but at least to this."""
 
 INPUT_NAMES = ("q", "k", "v", "lam_v", "a_bar", "p_bar", "state.mean", "state.variance", "dt")
 
@@ -43,15 +41,15 @@ class Case:
         N: slots.
         D: channels.
         a_min: smallest magnitude of the decay; magnitudes are log-uniform in 1 - a or a.
-        signed: let a third of the decays be negative.
-        p_max: largest process noise; 0 for none at all.
+        signed: make a third of the decays negative.
+        p_max: largest process noise; 0 for none.
         lam_max: largest value precision; they are log-uniform over six decades, with some zeros.
         padding: "none", "left", "right" or "random".
         documents: number of packed documents, or 0 for plain rows.
         share: slots that share a precision; must divide N.
         gaps: time between tokens: "none", "token" (``[B, T]``) or "channel" (``[B, T, D]``), with
             some of length 0; decays are then positive.
-        seed: of the random numbers.
+        seed: random seed.
     """
 
     B: int = 2
@@ -70,7 +68,7 @@ class Case:
 
 
 class Call(NamedTuple):
-    """Arguments of one call in float64, dt last if given, and the gradients of its outputs."""
+    """Arguments of one call in float64 (dt last, if given), and gradients of its outputs."""
 
     tensors: tuple[Tensor, ...]
     options: dict[str, Any]
@@ -89,7 +87,7 @@ def make_call(case: Case) -> Call:
     def uniform(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator, dtype=torch.float64)
 
-    # Decays crowd at both ends: near 1, where memory is long, and down to a_min.
+    # Decays cluster at both ends: near 1, where memory is long, and down to a_min.
     near_one = 1.0 - 10.0 ** (-5.0 * uniform(G, D))
     a_bar = torch.where(uniform(G, D) < 0.5, near_one, case.a_min ** uniform(G, D))
     a_bar = a_bar.clamp(min=case.a_min)
@@ -112,7 +110,7 @@ def make_call(case: Case) -> Call:
     if case.gaps != "none":
         size = (B, T, D) if case.gaps == "channel" else (B, T)
         drawn = (*drawn, torch.where(uniform(*size) < 0.1, 0.0, 10.0 ** (2.0 * uniform(*size) - 1)))
-    # What a float32 engine is given is what the reference gets: representable in float32.
+    # Rounded to float32, so that engine and reference get exactly the same inputs.
     tensors = tuple(x.float().double() for x in drawn)
     cotangents = (normal(B, T, D), normal(B, T, D), normal(R, N, D), normal(R, G, D))
     return Call(tensors, _options(case, generator), cotangents)
@@ -143,14 +141,14 @@ def run_call(
     use: Iterable[int] = (0, 1, 2, 3),
     device: str = "cpu",
 ) -> dict[str, Tensor]:
-    """Run a call and return y, y_var, the last belief and all gradients, by name.
+    """Run a call and return y, y_var, the final belief and all gradients, by name.
 
     Args:
-        call: from ``make_call``.
+        call: a call from ``make_call``.
         engine: name of an engine, or "reference".
-        dtype: of all floating inputs.
-        use: which of y, y_var, mean, variance take part in the loss.
-        device: where to run.
+        dtype: dtype of all floating inputs.
+        use: which of y, y_var, mean, variance enter the loss.
+        device: device to run on.
     """
     tensors = [x.to(device, dtype).requires_grad_() for x in call.tensors]
     options: dict[str, Any] = {name: x.to(device) for name, x in call.options.items()}
@@ -183,7 +181,7 @@ def _outputs(out: ScanOutput) -> dict[str, Tensor]:
 
 
 def errors(got: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, float]:
-    """max|error| / max|reference| of every result; NaN and infinity count as infinitely wrong."""
+    """max|error| / max|reference| of every result; NaN and infinity count as infinite errors."""
     found = {}
     for name, wanted in reference.items():
         if wanted.numel() == 0:
@@ -195,7 +193,7 @@ def errors(got: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, fl
 
 
 def tolerance(name: str) -> float:
-    """What the contract allows for a result in float32 arithmetic."""
+    """Error that the contract allows for a result in float32 arithmetic."""
     return OUTPUT_TOLERANCE if name in ("y", "y_var") else TOLERANCE
 
 

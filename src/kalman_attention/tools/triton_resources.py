@@ -1,4 +1,4 @@
-"""Compile every kernel ahead of time, without a device, and ask ptxas what it needs."""
+"""Compile every kernel ahead of time, without a device, and collect what ptxas reports."""
 
 import re
 import subprocess
@@ -15,9 +15,19 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from kalman_attention.ops.contract import CHUNK
-from kalman_attention.ops.triton.bwd import adjoint_kernel, adjoint_summary_kernel, incoming_kernel
-from kalman_attention.ops.triton.decode import step_kernel
-from kalman_attention.ops.triton.fwd import filter_kernel, starts_kernel, summary_kernel
+from kalman_attention.ops.triton.bwd import (
+    COLUMNS,
+    adjoint_kernel,
+    adjoint_summary_kernel,
+    incoming_kernel,
+    sum_kernel,
+)
+from kalman_attention.ops.triton.fwd import (
+    filter_kernel,
+    starts_kernel,
+    step_kernel,
+    summary_kernel,
+)
 from kalman_attention.ops.triton.launch import OPTIONS
 from kalman_attention.ops.triton.schedule import (
     BACKWARD_LANES,
@@ -26,7 +36,6 @@ from kalman_attention.ops.triton.schedule import (
     cut,
     lanes_for,
 )
-from kalman_attention.ops.triton.sums import COLUMNS, sum_kernel
 from kalman_attention.tools.resources import KernelResources
 
 NAMES = {
@@ -37,13 +46,13 @@ NAMES = {
 }
 
 TOKENS = ("q", "k", "v", "lam_v", "dt", "y", "y_var", "dy", "dy_var", "dv", "dlam_v")
-"""Arrays that have the dtype of the tokens; those not named here have that of the arithmetic."""
+"""Arrays in the dtype of the tokens; all others are in that of the arithmetic."""
 
 FIXED = {"mask": "*u8", "cu_seqlens": "*i64", "dynamics": "*fp64"}
-"""Arrays whose dtype is always the same."""
+"""Arrays with a fixed dtype."""
 
 PLAIN = ("mask", "cu_seqlens", "y_var", "saved")
-"""What a forward pass may do without."""
+"""Optional arguments of a forward pass."""
 
 SLOTS = (16, 32)
 """N of the variants; the paper's language models have 16 and 32."""
@@ -58,9 +67,9 @@ class Variant(NamedTuple):
         tokens: dtype of q, k, v, lam_v.
         N: slots.
         share: slots that share a variance.
-        absent: arguments that the call does without.
-        gaps: with time between tokens.
-        what: how to call that.
+        absent: arguments that are None.
+        gaps: whether time passes between tokens.
+        what: description of the variant.
     """
 
     kernel: Any
@@ -153,13 +162,13 @@ def variants() -> Iterator[Variant]:
 def resources(architectures: Sequence[str]) -> list[KernelResources]:
     """Compile all variants for all architectures, such as ``["sm_80", "sm_90"]``.
 
-    Needs no device. Not possible while Triton interprets (TRITON_INTERPRET=1).
+    Needs no device. Not possible in Triton's interpreter (TRITON_INTERPRET=1).
     """
     return [measure(variant, arch) for arch in architectures for variant in variants()]
 
 
 def measure(variant: Variant, architecture: str) -> KernelResources:
-    """Compile one variant and read what ptxas says about it."""
+    """Compile one variant and parse what ptxas reports about it."""
     compiled = compile_variant(variant, architecture)
     ptx = compiled.asm["ptx"]
     target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
@@ -193,7 +202,7 @@ def compile_variant(variant: Variant, architecture: str) -> Any:
 
 
 def _assemble(ptx: str, target: str) -> str:
-    """What ``ptxas -v`` prints about a piece of PTX, with the options that Triton gives it."""
+    """The output of ``ptxas -v`` for a piece of PTX, with the options that Triton passes."""
     number = int(re.findall(r"\d+", target)[0])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"

@@ -30,7 +30,7 @@ class CheckpointError(ValueError):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class TrainingState:
     """A checkpoint that was read and found whole.
 
     Attributes:
@@ -83,7 +83,7 @@ def write_checkpoint(
     return target
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
+def read_checkpoint(folder: Path) -> TrainingState:
     """Read a checkpoint and check every byte of it."""
     source = folder / MANIFEST
     if not source.exists():
@@ -98,10 +98,10 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         check_files(folder, manifest.get("files"), source)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
-    return Checkpoint(folder, step, state)
+    return TrainingState(folder, step, state)
 
 
-def newest_checkpoint(folder: Path) -> Checkpoint | None:
+def newest_checkpoint(folder: Path) -> TrainingState | None:
     """The newest checkpoint that is whole; damaged ones are put aside, with a warning.
 
     Args:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from kalman_attention._progress import TrainingProgress
 from kalman_attention.parallel.ranks import Parallel
 from kalman_attention.train.checkpoint import (
-    Checkpoint,
+    TrainingState,
     checkpoint_folder,
     locked,
     newest_checkpoint,
@@ -286,7 +286,7 @@ class _Run:
         if best := self._best():
             point_to(self.folder / "best", best.folder)
 
-    def _load(self, found: Checkpoint) -> list[str]:
+    def _load(self, found: TrainingState) -> list[str]:
         """Become what a checkpoint says; returns what the user should know."""
         stored = dict(found.state)
         check_identity(stored.pop("identity"), self.identity, found.folder)
@@ -309,7 +309,7 @@ class _Run:
                 notes.append(f"{name}: {before} until now, {now} from here: bits may differ.")
         return notes
 
-    def _newest(self) -> Checkpoint | None:
+    def _newest(self) -> TrainingState | None:
         """The checkpoint to go on from; one rank looks for it, and all take that one."""
         found = newest_checkpoint(self.checkpoints) if self.parallel.main else None
         step = self.parallel.agree(-1 if found is None else found.step)

@@ -43,7 +43,7 @@ def test_defaults_are_a_preset():
             words._MODEL,
             {"plan", *MIXERS, "others", "encoder_width", "decoder_widths"},
         ),
-        (KLAConfig, words._KLA, {"d_model"}),
+        (KLAConfig, words._KLA, {"d_model", "smooth"}),  # no language model may smooth
         (AttentionConfig, words._ATTENTION, {"d_model"}),
     ],
 )

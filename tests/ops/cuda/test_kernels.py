@@ -6,12 +6,12 @@ from torch import Tensor
 
 from kalman_attention.ops import cuda
 from kalman_attention.ops.contract import ScanInputs
-from kalman_attention.ops.cuda import emulation, grid, scan
+from kalman_attention.ops.cuda import device, grid, scan
 from kalman_attention.tools.selfcheck import Case, make_call, run_call
 from tests.ops.test_engines import check
 
 pytestmark = pytest.mark.skipif(
-    not emulation.LIBRARY, reason="`make test-cuda` builds the emulation and sets its path"
+    not device.EMULATION, reason="`make test-cuda` builds the emulation and sets its path"
 )
 
 CASES = {
@@ -62,7 +62,7 @@ def test_the_order_of_threads_changes_no_bit(
     call = make_call(Case(B=2, T=150, N=N, D=9, share=share, gaps=gaps, padding="random"))
     expected = run_call(call, "cuda", torch.float32)
     for seed in (1, 2, 3):
-        monkeypatch.setattr(emulation, "SEED", seed)
+        monkeypatch.setattr(device, "SEED", seed)
         assert same_bits(run_call(call, "cuda", torch.float32), expected)
 
 
@@ -150,6 +150,6 @@ def test_a_block_that_is_too_large_is_refused() -> None:
 def test_an_unknown_kernel_is_an_error() -> None:
     unit = scan.program("fwd", torch.float32, 4)
     with pytest.raises(RuntimeError, match="no such kernel"):
-        emulation.launch(unit, "kla_nothing", 1, 128, b"", torch.device("cpu"))
+        device.emulate(unit, "kla_nothing", 1, 128, b"", torch.device("cpu"))
     with pytest.raises(RuntimeError, match="another version"):
-        emulation.launch(unit, "kla_forward", 1, 128, b"", torch.device("cpu"))
+        device.emulate(unit, "kla_forward", 1, 128, b"", torch.device("cpu"))

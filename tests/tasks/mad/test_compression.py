@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kalman_attention.tasks.mad.compression import Compression
+from kalman_attention.tasks.mad.copying import Compression
 from tests.tasks.solve import agree
 
 

@@ -129,7 +129,7 @@ def test_distribution_is_that_of_the_procedure(task, count, split):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"vocab_size": 6}, "motif holds different tokens"),
+        ({"vocab_size": 6}, "motif consists of distinct tokens"),
         ({"seq_len": 12}, "seq_len must be at least 13"),
         ({"key_motif": 0}, "key_motif must be at least 1"),
     ],

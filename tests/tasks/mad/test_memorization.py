@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kalman_attention.tasks.mad.memorization import Memorization
+from kalman_attention.tasks.mad.recall import Memorization
 from tests.tasks.solve import IGNORE, agree
 
 

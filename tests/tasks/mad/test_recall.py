@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kalman_attention.tasks.mad.noisy_recall import NoisyRecall
-from kalman_attention.tasks.mad.recall import Recall
+from kalman_attention.tasks.mad.recall import NoisyRecall, Recall
 from kalman_attention.tasks.mqar import MQAR
 from tests.tasks.solve import IGNORE, agree, recall_row, recall_targets
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kalman_attention.tasks.mad.selective_copying import SelectiveCopying
+from kalman_attention.tasks.mad.copying import SelectiveCopying
 from tests.tasks.solve import IGNORE, agree, copying_row
 
 

@@ -4,6 +4,7 @@ import argparse
 import importlib
 from typing import Any
 
+from kalman_attention.benchmarks import BATCH, CHANNELS, LENGTHS, SLOTS
 from kalman_attention.cli import numbers
 from kalman_attention.cli.parser import add_device
 from kalman_attention.cli.paths import BENCH, out_folder
@@ -16,12 +17,7 @@ SUBJECTS = {
     "gpu": "report of a GPU machine: accuracy, the paper's scaling figures, resources",
     "roofline": "what bytes and operations of the Triton engine allow on two GPUs",
 }
-"""What can be measured: a module of ``cli/bench`` each."""
-
-LENGTHS = [2**i for i in range(7, 17)]
-"""Sequence lengths of the paper's scaling figures."""
-BATCH, CHANNELS, SLOTS = 1, 960, 16
-"""B, D and N of the paper's scaling figures."""
+"""What can be measured: a module of ``benchmarks`` each."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Hand over to the subject."""
-    module = importlib.import_module(f"kalman_attention.cli.bench.{args.subject}")
+    module = importlib.import_module(f"kalman_attention.benchmarks.{args.subject}")
     code: int = module.run(args)
     return code
 

@@ -3,9 +3,7 @@
 import argparse
 
 from kalman_attention.cli.paths import out_file
-
-ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
-"""A100, H100 and B200."""
+from kalman_attention.tools import ARCHITECTURES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the engines; with ``--run`` also their errors. 1 if an engine breaks the contract."""
-    from kalman_attention.cli import engines
+    from kalman_attention.tools import engines
 
     if args.out is not None and args.compile is None:
         raise ValueError("--out is for the table of --compile: give both, or none.")

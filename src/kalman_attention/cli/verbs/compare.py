@@ -1,4 +1,4 @@
-"""``kla compare``: finished pretraining runs beside each other: bits per byte, speed, tasks."""
+"""``kla compare``: finished pretraining runs side by side: bits per byte, calibration, speed."""
 
 import argparse
 import json
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from kalman_attention._files import write_atomically
 from kalman_attention._progress import Progress
 from kalman_attention._reading import read_json
+from kalman_attention._tables import Table, render
 from kalman_attention.cli import numbers
 from kalman_attention.cli.paths import out_folder
-from kalman_attention.cli.table import render
-from kalman_attention.cli.verbs.eval import harness_module, paper_table
+from kalman_attention.cli.verbs.eval import harness_module
 from kalman_attention.evaluation.benchmarks import checksum
 from kalman_attention.recipes.machine import about
+from kalman_attention.report.language import quality_table, zero_shot_table
 
 if TYPE_CHECKING:
     from kalman_attention.recipes.comparison import FinishedRun
@@ -78,11 +79,13 @@ def run(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     results = {name: _measured(args, name, found, asked) for name, found in opened.items()}
     speed = _speed(args, opened) if args.seconds else {}
-    print(quality_table(results, speed))
+    _print(quality_table(results, speed))
+    if not _can_calibrate():
+        print("no ECE and AURC: pip install 'kalman_attention[score]'")
     if args.task_data is not None:
         print(f"\nzero-shot, in per cent; {_items(args.limit)}; paper: KLA paper, tab:lm-main\n")
         tasks = {f["summary"]["model"]: f["zero_shot"]["tasks"] for f in results.values()}
-        print(paper_table(tasks))
+        _print(zero_shot_table(tasks))
     curves = {
         name: [(point["tokens"], point["bits_per_byte"]) for point in found["curve"]]
         for name, found in results.items()
@@ -96,16 +99,29 @@ def _measured(
     args: argparse.Namespace, name: str, found: "FinishedRun", asked: dict[str, Any] | None
 ) -> dict[str, Any]:
     """The result of a run: from its file if that is of the same weights and tasks."""
-    from kalman_attention.recipes.comparison import measure, weights_of
+    from kalman_attention.recipes.comparison import measure, measure_calibration, weights_of
 
     path = args.out / f"{name}.json"
     known = read_json(path) if path.exists() else {}
     if known.get("weights") != weights_of(found):
         known = measure(found)
+    if "calibration" not in known and _can_calibrate():
+        known["calibration"] = measure_calibration(found)
     if asked is not None and known.get("zero_shot", {}).get("asked") != asked:
         known["zero_shot"] = {"asked": asked, **_zero_shot(args, found)}
     write_atomically(path, (json.dumps(known, indent=1) + "\n").encode())
     return known
+
+
+def _can_calibrate() -> bool:
+    """Whether the libraries for it are there; the rest of the table needs none of them."""
+    from kalman_attention.evaluation.detection import require_libraries
+
+    try:
+        require_libraries()
+    except ValueError:
+        return False
+    return True
 
 
 def _zero_shot(args: argparse.Namespace, found: "FinishedRun") -> dict[str, Any]:
@@ -124,7 +140,7 @@ def _zero_shot(args: argparse.Namespace, found: "FinishedRun") -> dict[str, Any]
 
 def _speed(args: argparse.Namespace, opened: dict[str, "FinishedRun"]) -> dict[str, float]:
     """Tokens per second of training, taken in turns so that all see the same machine."""
-    from kalman_attention.cli.bench.measure import fastest
+    from kalman_attention.benchmarks.measure import fastest
     from kalman_attention.recipes.comparison import training_passes
 
     least = fastest(training_passes(opened), seconds=args.seconds, most=1_000)
@@ -134,20 +150,8 @@ def _speed(args: argparse.Namespace, opened: dict[str, "FinishedRun"]) -> dict[s
     return found
 
 
-def quality_table(results: dict[str, dict[str, Any]], speed: dict[str, float]) -> str:
-    """What each model has learned, and how fast it trains."""
-    rows = [
-        [
-            found["summary"]["model"],
-            f"{found['summary']['parameters']:,}",
-            f"{found['summary']['tokens']:,}",
-            f"{found['validation']['bits_per_byte']:.4f}",
-            f"{speed[name]:,.0f}" if speed else "-",
-        ]
-        for name, found in results.items()
-    ]
-    header = ["model", "parameters", "tokens", "validation bits per byte", "tokens/s in training"]
-    return render(header, rows)
+def _print(table: Table) -> None:
+    print(render(table.header, table.rows))
 
 
 def _items(limit: int | None) -> str:

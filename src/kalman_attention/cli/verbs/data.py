@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kalman_attention._tables import render
 from kalman_attention.cli import numbers
 from kalman_attention.cli.paths import DATA, out_folder
-from kalman_attention.cli.table import render
 
 if TYPE_CHECKING:
     from kalman_attention.data.shards import Index

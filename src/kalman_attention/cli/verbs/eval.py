@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from kalman_attention import published
 from kalman_attention._progress import Progress
+from kalman_attention._tables import render
 from kalman_attention.cli import numbers
 from kalman_attention.cli.parser import add_device, add_dtype, add_engine
 from kalman_attention.cli.paths import RUNS, out_file
-from kalman_attention.cli.table import render
 from kalman_attention.evaluation.benchmarks import BENCHMARKS
+from kalman_attention.report.language import zero_shot_table
 
 if TYPE_CHECKING:
     from kalman_attention.evaluation.checkpoint import Checkpoint
@@ -118,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.checkpoint is None:
         args.checkpoint = newest_run(RUNS)
-    texts = _read_texts(args.text or ())
+    texts = read_texts(args.text or ())
     wants_tasks = args.tasks is not None or args.task_data is not None
     shards = None
     if not (wants_tasks or args.text or args.shards):
@@ -166,7 +167,8 @@ def _tasks(args: argparse.Namespace, found: "Checkpoint") -> dict[str, Any]:
     if set(result["tasks"]) & set(BENCHMARKS):
         items = published.ZERO_SHOT_ITEMS
         print(f"\nbeside it, in per cent (KLA paper, tab:lm-main, {items} items per task):\n")
-        print(paper_table({args.checkpoint.name: result["tasks"]}))
+        table = zero_shot_table({args.checkpoint.name: result["tasks"]})
+        print(render(table.header, table.rows))
     return result
 
 
@@ -199,30 +201,7 @@ def score_table(tasks: dict[str, dict[str, Any]]) -> str:
     return render(["task", "items", "acc", "acc_norm", "in the paper"], rows)
 
 
-def paper_table(runs: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """The scores that the paper reports: ours first, the paper's below, each marked as such.
-
-    Args:
-        runs: name of the model to its scores, by task; all of the same tasks.
-    """
-    common = next(iter(runs.values()))
-    chosen = [(i, b) for i, b in enumerate(BENCHMARKS.values()) if b.name in common]
-    rows = [
-        ["this run", name, *_cells([100 * tasks[b.name][b.metric] for _, b in chosen])]
-        for name, tasks in runs.items()
-    ]
-    rows += [
-        ["paper", model, *_cells([scores[i] for i, _ in chosen])]
-        for model, scores in published.ZERO_SHOT.items()
-    ]
-    return render(["from", "model", *(b.title for _, b in chosen), "mean"], rows)
-
-
-def _cells(scores: list[float]) -> list[str]:
-    return [f"{score:.1f}" for score in (*scores, sum(scores) / len(scores))]
-
-
-def _read_texts(paths: Sequence[Path]) -> dict[str, str]:
+def read_texts(paths: Sequence[Path]) -> dict[str, str]:
     """Texts by the names of their files, before anything is computed."""
     texts = {str(path): path.read_bytes().decode("utf-8-sig", "replace") for path in paths}
     for name, text in texts.items():

@@ -3,10 +3,10 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kalman_attention._progress import Progress
 from kalman_attention._text import visible
 from kalman_attention.cli import numbers
 from kalman_attention.cli.parser import add_device, add_dtype, add_engine
@@ -16,11 +16,12 @@ from kalman_attention.cli.terminal import paint, read_prompt
 if TYPE_CHECKING:
     from kalman_attention.models.generation import TokenUncertainty
 
-KINDS = {"entropy": 6.0, "aleatoric": 6.0, "epistemic": 1.0}
-"""What can be shown, and from how many nats on it is shown as quite unsure."""
+KINDS = ("entropy", "aleatoric", "epistemic")
+"""What can be shown, in nats; the last two are the parts of the first."""
 
-_LEVELS = ((64, 160, 255), (64, 200, 120), (220, 200, 60), (240, 140, 40), (235, 60, 60))
-_LEVELS_256 = (75, 78, 185, 208, 203)
+# From blue to orange through grey, which every kind of colour vision tells apart.
+_LEVELS = ((60, 140, 240), (110, 165, 215), (165, 165, 160), (215, 155, 70), (225, 120, 10))
+_LEVELS_256 = (69, 110, 145, 179, 172)
 _RESET = "\x1b[0m"
 
 
@@ -80,9 +81,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--uncertainty",
         nargs="?",
         const="entropy",
-        choices=list(KINDS),
+        choices=KINDS,
         help="colour every token by how unsure the model was of it, by entropy if nothing else is "
-        "named (default: no colours)",
+        "named; colours span the range of what is shown, so the text comes when it is finished. "
+        "Knowing the last read-out would settle epistemic, not aleatoric (default: no colours)",
     )
     add_device(parser)
     add_dtype(parser)
@@ -117,10 +119,7 @@ def run(args: argparse.Namespace) -> int:
         num_samples=_samples(args),
         output_uncertainty=args.uncertainty is not None,
     )
-    marked = _marker(args.uncertainty)
-    if args.uncertainty:
-        paint(f"{legend(args.uncertainty, marked)}\n")
-    print(prompt, end="", flush=True)
+    screen = _screen(args.uncertainty, prompt, args.max_new_tokens)
     text_of = tokenizer.stream()
     try:
         with naming(args.checkpoint):
@@ -128,9 +127,9 @@ def run(args: argparse.Namespace) -> int:
                 token = int(step.tokens)
                 text = "" if token == tokenizer.bos else text_of(token)
                 if text:  # part of a character waits for the rest of it
-                    paint(marked(text, _value(step.uncertainty, args.uncertainty)))
+                    screen.show(text, _value(step.uncertainty, args.uncertainty))
     finally:
-        print(flush=True)
+        screen.finish()
     return 0
 
 
@@ -151,35 +150,84 @@ def _value(found: "TokenUncertainty | None", kind: str | None) -> float | None:
     return float(value)
 
 
-Marker = Callable[[str, float | None], str]
+def _screen(kind: str | None, prompt: str, most: int) -> "Plain | Coloured":
+    """How tokens are shown: in colours on a terminal that has them, with numbers elsewhere."""
+    if kind is None or not sys.stdout.isatty() or "NO_COLOR" in os.environ:
+        return Plain(kind, prompt)
+    return Coloured(kind, prompt, most)
 
 
-def _marker(kind: str | None) -> Marker:
-    """How tokens are marked: colours on a terminal that has them, numbers elsewhere.
+class Plain:
+    """Shows every token at once; with its uncertainty in braces after it, if that is wanted.
 
-    On a terminal the control characters of the text are written out; the colours are ours.
+    Args:
+        kind: what is shown of the uncertainty, if anything.
+        prompt: what stands before the tokens.
     """
-    shown = visible if sys.stdout.isatty() else str
-    if kind is None:
-        return lambda text, value: shown(text)
-    if not sys.stdout.isatty() or "NO_COLOR" in os.environ:
-        return lambda text, value: f"{shown(text)}{{{value:.1f}}}"
+
+    def __init__(self, kind: str | None, prompt: str) -> None:
+        if kind is not None:
+            paint(f"{kind} of each token in nats, in braces after it\n")
+        print(prompt, end="", flush=True)
+
+    def show(self, text: str, value: float | None) -> None:
+        """Show one token."""
+        paint(_harmless(text) if value is None else f"{_harmless(text)}{{{value:.3g}}}")
+
+    def finish(self) -> None:
+        """End the line."""
+        print(flush=True)
+
+
+class Coloured:
+    """Shows all tokens at the end: only then is the range known over which colours are spread.
+
+    Args:
+        kind: what is shown of the uncertainty.
+        prompt: what stands before the tokens.
+        most: tokens that will come, at most.
+    """
+
+    def __init__(self, kind: str, prompt: str, most: int) -> None:
+        self.kind, self.prompt = kind, prompt
+        self.tokens: list[tuple[str, float]] = []
+        self.progress = Progress("generating", most, "tokens")
+
+    def show(self, text: str, value: float | None) -> None:
+        """Keep one token."""
+        self.tokens.append((text, value or 0.0))
+        self.progress.update(len(self.tokens))
+
+    def finish(self) -> None:
+        """Show what there is, also after an interruption."""
+        self.progress.close()
+        values = [value for _, value in self.tokens] or [0.0]
+        low, high = min(values), max(values)
+        paint(f"{self._legend(low, high)}\n{_harmless(self.prompt)}")
+        for text, value in self.tokens:
+            paint(_colour(_harmless(text), _level(value, low, high)))
+        print(flush=True)
+
+    def _legend(self, low: float, high: float) -> str:
+        """What the colours mean: from where on each of them is used."""
+        count = len(_LEVELS)
+        starts = [low + i * (high - low) / count for i in range(count)]
+        marks = " ".join(_colour(f"{start:.3g}+", i) for i, start in enumerate(starts))
+        return f"{self.kind} in nats, from least to most here: {marks} (up to {high:.3g})"
+
+
+def _harmless(text: str) -> str:
+    """On a terminal the control characters of the text are written out; the colours are ours."""
+    return visible(text) if sys.stdout.isatty() else text
+
+
+def _level(value: float, low: float, high: float) -> int:
+    share = (value - low) / (high - low) if high > low else 0.0
+    return min(int(share * len(_LEVELS)), len(_LEVELS) - 1)
+
+
+def _colour(text: str, level: int) -> str:
     full = os.environ.get("COLORTERM", "") in ("truecolor", "24bit")
-    scale = KINDS[kind]
-
-    def coloured(text: str, value: float | None) -> str:
-        level = min(int((value or 0.0) / scale * len(_LEVELS)), len(_LEVELS) - 1)
-        red, green, blue = _LEVELS[level]
-        code = f"38;2;{red};{green};{blue}" if full else f"38;5;{_LEVELS_256[level]}"
-        return f"\x1b[{code}m{shown(text)}{_RESET}"
-
-    return coloured
-
-
-def legend(kind: str, marked: Marker) -> str:
-    """What the colours mean, in nats."""
-    step = KINDS[kind] / len(_LEVELS)
-    if marked("", 0.0) == "{0.0}":
-        return f"{kind} of each token in nats, in braces after it"
-    marks = [marked(f"{i * step:.1f}+", i * step + 1e-9) for i in range(len(_LEVELS))]
-    return f"{kind} in nats: {' '.join(marks)}"
+    red, green, blue = _LEVELS[level]
+    code = f"38;2;{red};{green};{blue}" if full else f"38;5;{_LEVELS_256[level]}"
+    return f"\x1b[{code}m{text}{_RESET}"

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kalman_attention._reading import read_json
+from kalman_attention._tables import render
 from kalman_attention.cli import numbers
 from kalman_attention.cli.parser import add_device, add_engine
 from kalman_attention.cli.paths import DATA, RUNS, check_folder, out_folder
-from kalman_attention.cli.table import render
 from kalman_attention.cli.verbs.sizes import MODEL_NAMES
 
 if TYPE_CHECKING:

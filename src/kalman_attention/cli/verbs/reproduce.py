@@ -6,21 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kalman_attention._tables import markdown, print_table
 from kalman_attention.cli import numbers
 from kalman_attention.cli.parser import listing
 from kalman_attention.cli.paths import check_folder
-from kalman_attention.cli.table import print_table
 from kalman_attention.recipes.cell import Cell, Results
 from kalman_attention.recipes.experiment import SCALES, Experiment, Scale
 from kalman_attention.recipes.registry import EXPERIMENTS, load_experiment
-from kalman_attention.recipes.table import markdown
 
 FIGURES = {
     "scaling": "time of the engines over sequence length, on this machine",
     "variance": "posterior variance over a sequence, of a model that mad has trained",
     "attention-maps": "Kalman attention maps, of models that mad has trained",
 }
-"""Experiments that only look, each a function of ``cli/figures.py``."""
+"""Experiments that only look."""
 _TIMES = {"smoke": "seconds", "cpu": "hours on two cores", "paper": "as published, for a GPU"}
 
 
@@ -49,7 +48,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shards",
         type=Path,
         metavar="DIR",
-        help="text for text-ladder, as kla data wrote it (default: none)",
+        help="text for text-ladder and uncertainty, as kla data wrote it (default: none; for "
+        "uncertainty the code of the standard library)",
+    )
+    parser.add_argument(
+        "--domains",
+        type=Path,
+        metavar="DIR",
+        help="other texts for uncertainty, one file each (default: documentation, code and "
+        "licences that every machine has)",
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="measured series: sunspots.csv and a drive for series, set-a.tar.gz and "
+        "Outcomes-a.txt for physionet, ETTh1.csv for forecasting (default: none)",
     )
     parser.add_argument("--list", action="store_true", help="list the cells and stop")
     parser.add_argument("--table", action="store_true", help="compute nothing, show what is there")
@@ -64,9 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.list:
         check_folder(args.out)
     if args.experiment in FIGURES:
-        from kalman_attention.cli import figures
-
-        for path in getattr(figures, args.experiment.replace("-", "_"))(results, args.scale):
+        for path in _look(args.experiment, results, args.scale):
             print(path)
         return 0
     experiment = load_experiment(args.experiment)
@@ -78,9 +90,13 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         print("\n".join(f"{_mark(results, c)} {c.name}" for c in chosen))
         return 0
-    if args.shards is not None:
-        chosen = [_with_text(cell, args.shards) for cell in chosen]
+    places = _places(args)
     if not args.table:
+        if experiment.prepare is not None and not places:
+            folder = results.folder(experiment.name)
+            folder.mkdir(parents=True, exist_ok=True)
+            places = experiment.prepare(folder)
+        chosen = [_placed(cell, places) for cell in chosen]
         from kalman_attention.cli.watch import Watch
         from kalman_attention.recipes.runner import run_cells
 
@@ -89,12 +105,36 @@ def run(args: argparse.Namespace) -> int:
         watch = Watch(results)
         run_cells(chosen, results, jobs=args.jobs, say=watch.say, watch=watch)
     show(experiment, args.scale, results, cells)
+    if experiment.name == "series" and not args.table:
+        from kalman_attention.report import figures
+
+        print(*figures.series(chosen, results.folder("series")), sep="\n")
     return 0
+
+
+def _look(name: str, results: Results, scale: Scale) -> list[Path]:
+    """Draw what an experiment of ``FIGURES`` shows."""
+    if name == "scaling":
+        return _scaling(results, scale)
+    from kalman_attention.report import figures
+
+    draw = {"variance": figures.variance, "attention-maps": figures.attention_maps}
+    return draw[name](results, scale)
+
+
+def _scaling(results: Results, scale: Scale) -> list[Path]:
+    """Time over sequence length, one line per implementation (``fig:scaling``)."""
+    from kalman_attention.benchmarks import LENGTHS, scan
+
+    folder = results.folder("scaling")
+    lengths = [128, 256] if scale == "smoke" else LENGTHS
+    scan.bench_scan(only="sweep", lengths=lengths, out=folder)
+    return sorted(folder.glob("*.png"))
 
 
 def show(experiment: Experiment, scale: Scale, results: Results, cells: Sequence[Cell]) -> None:
     """Print the tables of all results that are there, and write them beside the results."""
-    from kalman_attention.cli import figures
+    from kalman_attention.report import figures
 
     there = [r for c in cells if (r := results.load(c)) is not None]
     tables = experiment.render(scale, there)
@@ -111,11 +151,18 @@ def show(experiment: Experiment, scale: Scale, results: Results, cells: Sequence
         print(path)
 
 
-def _with_text(cell: Cell, shards: Path) -> Cell:
-    """The same cell, told where its text is."""
-    if not hasattr(cell.run, "shards"):
-        raise ValueError(f"--shards is for experiments on text, which {cell.experiment} is not.")
-    run: Any = dataclasses.replace(cell.run, shards=str(shards))  # type: ignore[type-var]
+def _places(args: argparse.Namespace) -> dict[str, str]:
+    """Where the user says that the data is."""
+    given = {name: getattr(args, name) for name in ("shards", "domains", "data")}
+    return {name: str(path) for name, path in given.items() if path is not None}
+
+
+def _placed(cell: Cell, places: dict[str, str]) -> Cell:
+    """The same cell, told where its data is."""
+    for name in places:
+        if not hasattr(cell.run, name):
+            raise ValueError(f"--{name} is not for {cell.experiment}, which does not use it.")
+    run: Any = dataclasses.replace(cell.run, **places)  # type: ignore[type-var]
     return dataclasses.replace(cell, run=run)
 
 

@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from kalman_attention._tables import render
 from kalman_attention.cli.parser import listing
-from kalman_attention.cli.table import render
 from kalman_attention.models.names import ALIASES, MODELS, SIZES
 
 if TYPE_CHECKING:

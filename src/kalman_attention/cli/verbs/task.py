@@ -5,8 +5,8 @@ import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from kalman_attention._tables import render
 from kalman_attention.cli import numbers
-from kalman_attention.cli.table import render
 
 if TYPE_CHECKING:
     from kalman_attention.tasks.task import Sequences, Task

@@ -38,6 +38,7 @@ _KLA = {
     "d_inner": "inner_size",
     "shared_slots": "shared_slots",
     "num_reflections": "num_reflections",
+    "frequencies": "frequencies",
     "conv_kernel": "conv_kernel",
     "value": "value",
     "precision_rank": "precision_rank",
@@ -98,6 +99,7 @@ class KLAHFConfig(PreTrainedConfig):
         inner_size: channels of the filter; None means hidden_size.
         shared_slots: neighbouring slots that share decay, noise and variance.
         num_reflections: reflections by which tokens turn such a block; 0 turns nothing.
+        frequencies: lowest and highest angular velocity of blocks that turn with time, or None.
         conv_kernel: taps of the causal convolution; None for no convolution.
         value: ``"stream"`` or ``"project"``; this and the options down to ``engine`` are those of
             ``kalman_attention.KLAConfig``.
@@ -156,6 +158,7 @@ class KLAHFConfig(PreTrainedConfig):
     inner_size: int | None = None
     shared_slots: int = 1
     num_reflections: int = 0
+    frequencies: list[float] | None = None
     conv_kernel: int | None = 4
     value: Literal["stream", "project"] = "stream"
     precision_rank: int | None = None
@@ -228,8 +231,9 @@ class KLAHFConfig(PreTrainedConfig):
             (_ATTENTION, attention),
         ):
             found |= {there: getattr(part, here) for here, there in names.items() if part}
-        if isinstance(found["decay_rate"], tuple):
-            found["decay_rate"] = list(found["decay_rate"])
+        for name in ("decay_rate", "frequencies"):
+            if isinstance(found[name], tuple):
+                found[name] = list(found[name])
         return cls(**{**found, **options})
 
     def to_dict(self) -> dict[str, Any]:

@@ -444,7 +444,7 @@ class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
             attention_mask: ``[B, T]``, 0 for padding.
             cu_seqlens: borders of documents packed into one row.
             num_samples: posterior samples; with some, the entropy comes split into aleatoric and
-                epistemic parts.
+                epistemic parts, by the mutual information with the last read-out only.
             generator: source of their randomness.
 
         Returns:

@@ -1,7 +1,7 @@
 """The C interface of the native library: the tensors of a call as two packed structs.
 
-The C structs consist of 64-bit words only, so a call packs plain integers instead of filling a
-ctypes structure field by field, which would cost more than a decode step.
+The C structs consist of 64-bit words only. A call packs plain integers, because filling a ctypes
+structure field by field would take longer than a decode step.
 """
 
 import struct
@@ -12,19 +12,18 @@ from torch import Tensor
 
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.segment import AdjointMap, FilterMap
-from kalman_attention.ops.contract import ScanInputs
+from kalman_attention.ops.contract import DTYPES, NO_ARRAY, ScanInputs, array, at, dense, rows
 from kalman_attention.ops.cpu.library import ABI_VERSION, ISA, POOL, check, load
-from kalman_attention.ops.raw import DTYPES, NO_ARRAY, array, at, dense, rows
 
 PARAMS = struct.Struct("=47q")
 KALMAN, LINEAR = 0, 1
-"""Models. The linear scan has its letters in the places that ``csrc/kla_scan.h`` names."""
+"""Models. ``csrc/kla_scan.h`` says which field holds which letter of the linear scan."""
 
 _GRADS = struct.Struct("=19q")
 
 
 class Outputs(NamedTuple):
-    """Where a forward pass writes, and where a backward pass finds the checkpoints."""
+    """Arrays that a forward pass writes; a backward pass reads the checkpoints."""
 
     y: Tensor | None = None
     y_var: Tensor | None = None
@@ -52,9 +51,9 @@ def run_backward(
     Args:
         model: ``KALMAN`` or ``LINEAR``.
         call: dense tensors of the forward pass.
-        checkpoints: what it saved.
-        inputs: gradients by y, y_var, mean, variance; None counts as 0.
-        grads: the arrays to write, in the order of ``ScanGrads``; None for those of no input.
+        checkpoints: the beliefs that it saved.
+        inputs: gradients with respect to y, y_var, mean, variance; None means 0.
+        grads: the arrays to write, in the order of ``ScanGrads``; None for absent inputs.
         isa: instruction set.
         pool: thread pool.
     """
@@ -71,12 +70,12 @@ def run_backward(
 
 
 def run_smooth(call: ScanInputs, outputs: Outputs, isa: str, pool: str) -> None:
-    """Smoothed y and y_var, from the checkpoints of a forward pass."""
+    """Write smoothed y and y_var, given the checkpoints of a forward pass."""
     check(load().kla_scan_smooth(_pack(KALMAN, call, outputs, isa, pool)))
 
 
 def run_filter_map(call: ScanInputs, isa: str, pool: str) -> FilterMap:
-    """Summaries of all rows."""
+    """Compute the summaries of all rows."""
     like = FilterMap.identity_like(KLAState(call.mean_0, call.variance_0))
     found = call.mean_0.new_empty(sum(x.numel() for x in like))
     check(load().kla_scan_filter_map(_pack(KALMAN, call, Outputs(), isa, pool), at(found)))
@@ -91,7 +90,7 @@ def run_adjoint_map(
     isa: str,
     pool: str,
 ) -> AdjointMap:
-    """Summaries of all rows, for the adjoint."""
+    """Compute the summaries of all rows for the adjoint."""
     dy, dy_var = (None if x is None else rows(x) for x in (dy, dy_var))
     saved = dense(checkpoints, call.mean_0.dtype)
     packed = _GRADS.pack(*array(dy), *array(dy_var), *([0] * 11))
@@ -103,7 +102,7 @@ def run_adjoint_map(
 
 
 def _split(flat: Tensor, like: tuple[Tensor, ...]) -> list[Tensor]:
-    """Arrays that lie one after the other."""
+    """Split a flat buffer into arrays of the shapes of ``like``."""
     parts = torch.split(flat, [x.numel() for x in like])
     return [part.view(x.shape) for part, x in zip(parts, like, strict=True)]
 

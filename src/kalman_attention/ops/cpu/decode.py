@@ -1,7 +1,7 @@
 """Decoding on a CPU: products of a few rows with a matrix, and one token per row through a layer.
 
-Both are bound by reading the weights. They lie as ``nn.Linear`` stores them, float32 or bfloat16;
-arithmetic is float32.
+Both are bound by the time to read the weights, which are used as ``nn.Linear`` stores them, in
+float32 or bfloat16; the arithmetic is float32.
 """
 
 import struct
@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from kalman_attention.ops.contract import DTYPES, at
 from kalman_attention.ops.cpu.library import ABI_VERSION, ISA, check, load, why_not
-from kalman_attention.ops.raw import DTYPES, at
 
+# KLA_FEW_ROWS of csrc/kla_decode.h: the rows that share one reading of a matrix. With more rows
+# torch's own products use each weight often enough to be no longer bound by memory.
 FEW_ROWS = 4
-"""Most rows of a call: beyond, a matrix is used often enough for torch's own products."""
+"""Largest number of rows of a call."""
 
 LINKS = {"inverse_softplus": 0, "softplus": 1, "exp": 2}
-"""Codes of ``csrc/kla_decode.h`` for the links of a precision."""
+"""Codes of ``csrc/kla_decode.h`` for the precision links."""
 
 _STORED = (torch.float32, torch.bfloat16)
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -27,21 +29,21 @@ _LAYER = struct.Struct("=12q3d29q")
 
 
 class LayerWeights(NamedTuple):
-    """What a KLA layer learned, in one dtype; dynamics in float32.
+    """The weights of a KLA layer, all of one dtype.
 
     Attributes:
         norm: gain of the norm before the layer, ``[d_model]``; None for no norm and no residual.
         in_proj: stream and gate, ``[2 D, d_model]``.
-        in_bias: of that projection.
+        in_bias: bias of that projection.
         conv_weight: taps, ``[K, D]``; None without a convolution.
         conv_bias: ``[D]``.
         evidence_proj: value (if projected), precision, key and query, ``[.., D]``.
-        evidence_bias: of that projection.
+        evidence_bias: bias of that projection.
         gate_bias: ``[D]``.
         skip: ``[D]``.
         readout_norm: gain, ``[D]``.
         out_proj: ``[d_model, D]``.
-        out_bias: of that projection.
+        out_bias: bias of that projection.
     """
 
     norm: Tensor | None
@@ -59,14 +61,14 @@ class LayerWeights(NamedTuple):
 
 
 class LayerOptions(NamedTuple):
-    """What a KLA layer is, as far as its weights do not say.
+    """Options of a KLA layer that its weights do not determine.
 
     Attributes:
-        qk_norm: keys and queries have length 1.
-        link: of the precision, a key of ``LINKS``.
-        floor: of the link.
-        norm_eps: of the norm before the layer.
-        readout_eps: of the norm of the read-out.
+        qk_norm: whether keys and queries are scaled to length 1.
+        link: precision link, a key of ``LINKS``.
+        floor: floor of the link.
+        norm_eps: epsilon of the norm before the layer.
+        readout_eps: epsilon of the norm of the read-out.
     """
 
     qk_norm: bool
@@ -77,11 +79,11 @@ class LayerOptions(NamedTuple):
 
 
 class LayerTokens(NamedTuple):
-    """Tokens and state of a call, or what comes out of it.
+    """Tokens and state of a call: its input and its result.
 
     Attributes:
         x: ``[R, d_model]``.
-        window: tokens that the convolution saw before, ``[R, K - 1, D]``.
+        window: previous inputs of the convolution, ``[R, K - 1, D]``.
         mean: ``[R, N, D]``.
         variance: ``[R, G, D]``.
     """
@@ -93,12 +95,12 @@ class LayerTokens(NamedTuple):
 
 
 def can_decode(x: Tensor) -> bool:
-    """Whether x is for native code: ``[R, d]`` or ``[R, 1, d]``, few rows, nothing to trace.
+    """Whether native code can take x: ``[R, d]`` or ``[R, 1, d]`` with few rows.
 
-    No gradient, no compiler and no autocast, which keep to torch operations.
+    Gradients, compilers and autocast use torch operations instead.
     """
     return (
-        not torch.compiler.is_compiling()  # first: what follows would specialise a graph on shapes
+        not torch.compiler.is_compiling()  # first: the rest would specialise a graph on shapes
         and not torch.is_grad_enabled()
         and x.dim() in (2, 3)
         and (x.dim() == 2 or x.shape[1] == 1)
@@ -107,14 +109,14 @@ def can_decode(x: Tensor) -> bool:
         and is_stored(x, x.dtype)
         and x.dtype in _STORED
         and not is_in_torch_dispatch_mode()
-        and torch._C._functorch.peek_interpreter_stack() is None  # vmap and its kin
+        and torch._C._functorch.peek_interpreter_stack() is None  # vmap and other transforms
         and not torch.is_autocast_enabled("cpu")
         and why_not() is None
     )
 
 
 def is_stored(x: Tensor | None, dtype: torch.dtype) -> bool:
-    """Whether native code can read a tensor as it lies: contiguous in memory, of this dtype."""
+    """Whether native code can read a tensor in place: contiguous CPU memory of this dtype."""
     return x is None or (x.dtype is dtype and type(x) in _PLAIN and x.is_cpu and x.is_contiguous())
 
 
@@ -126,7 +128,7 @@ def few_rows_product(
     Args:
         x: at most ``FEW_ROWS`` rows, ``[..., in]``, contiguous.
         weight: ``[out, in]``, contiguous, in the dtype of x.
-        bias: ``[out]``, of the same kind.
+        bias: ``[out]``, in the same dtype.
         isa: instruction set, for tests.
 
     Returns:
@@ -156,9 +158,9 @@ def layer_step(
     """One token per row through a KLA layer, with the norm before it and the residual around it.
 
     Args:
-        tokens: at most ``FEW_ROWS`` rows with their state; contiguous, like all that follows.
+        tokens: at most ``FEW_ROWS`` rows with their state; contiguous, like all arguments.
         weights: in the dtype of the tokens.
-        options: what the layer is.
+        options: options of the layer.
         a_bar: decay per token, ``[G, D]`` float32.
         p_bar: process-noise variance per token, ``[G, D]`` float32.
         mask: ``[R]`` bool, False where a row has no token.

@@ -1,4 +1,4 @@
-"""Keys and queries in the turning frame, forward and backward, each in one native pass."""
+"""Keys and queries in the rotating frame: one native pass forward, one backward."""
 
 import struct
 from typing import NamedTuple
@@ -6,19 +6,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kalman_attention.ops.contract import FrameInputs
+from kalman_attention.ops.contract import DTYPES, NO_ARRAY, FrameInputs, array, at, rows
 from kalman_attention.ops.cpu.library import ABI_VERSION, ISA, check, load
-from kalman_attention.ops.raw import DTYPES, NO_ARRAY, array, at, rows
 
 _PARAMS = struct.Struct("=30q")
 _GRADS = struct.Struct("=12q")
 
+# The kernel keeps a whole m x m frame in fixed-size arrays.
 MAX_SLOTS = 32
-"""Largest block, ``KLA_MAX_FRAME``."""
+"""Slots of the largest block, ``KLA_MAX_FRAME`` of ``csrc/kla_scan.h``."""
 
 
 class FrameGrads(NamedTuple):
-    """Gradients of the three floating inputs, in their shapes."""
+    """Gradients with respect to the three floating inputs, in their shapes."""
 
     q: Tensor
     k: Tensor
@@ -26,14 +26,14 @@ class FrameGrads(NamedTuple):
 
 
 def frames_forward(call: FrameInputs, *, isa: str = "auto") -> tuple[Tensor, Tensor, Tensor]:
-    """Turn keys and queries.
+    """Rotate keys and queries into the frame.
 
     Args:
         call: the inputs, float32 or float64.
-        isa: instruction set.
+        isa: instruction set, for tests.
 
     Returns:
-        Turned q and k, ``[B, T, N]``, and the last frames, ``[R, G, m, m]`` float64.
+        Rotated q and k, ``[B, T, N]``, and the last frames, ``[R, G, m, m]`` float64.
     """
     q, k = (torch.empty(call.q.shape, dtype=call.q.dtype) for _ in range(2))
     frame = torch.empty(call.frame_shape, dtype=torch.float64)
@@ -51,15 +51,15 @@ def frames_backward(
     *,
     isa: str = "auto",
 ) -> FrameGrads:
-    """Gradients of ``frames_forward``.
+    """Backward pass of ``frames_forward``.
 
     Args:
         call: as in the forward pass.
-        frame: the last frames, as the forward pass gave them.
-        dq: gradient with respect to turned q, ``[B, T, N]``; None for 0.
-        dk: gradient with respect to turned k; None for 0.
-        dframe: gradient with respect to the last frames; None for 0.
-        isa: instruction set.
+        frame: the last frames, as returned by the forward pass.
+        dq: gradient with respect to rotated q, ``[B, T, N]``; None means 0.
+        dk: gradient with respect to rotated k; None means 0.
+        dframe: gradient with respect to the last frames; None means 0.
+        isa: instruction set, for tests.
     """
     grads = FrameGrads(*(torch.empty(x.shape, dtype=x.dtype) for x in call[:3]))
     call, frame = _laid_out(call), frame.contiguous()

@@ -1,6 +1,6 @@
-"""Finds and loads the shared library of the native CPU engine, and says why when it cannot.
+"""Find and load the shared library of the native CPU engine, or say why that fails.
 
-Importing this module never fails; the library is opened when it is first asked for.
+Importing this module never fails; the library is opened when it is first needed.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ import torch
 
 ABI_VERSION = 6
 LIBRARY = Path(os.environ.get("KLA_CPU_LIBRARY") or Path(__file__).with_name("_kla_cpu.so"))
-"""The shared library; the environment variable names another build, say one with sanitizers."""
+"""The shared library; the environment variable names another build, such as one with sanitizers."""
 ISA = {"auto": 0, "baseline": 1, "avx2": 2, "avx512": 3}
 POOL = {"auto": 0, "threads": 1, "openmp": 2}
 
@@ -21,13 +21,13 @@ _MEMORY_ERROR = 4
 
 
 class Info(NamedTuple):
-    """What the native engine runs on, for ``kla check``.
+    """Properties of the native engine, for ``kla check``.
 
     Attributes:
         library: path of the shared library.
         abi: version of its C interface.
         isa: instruction set in use.
-        isas: every instruction set that this processor can run, narrowest first.
+        isas: all instruction sets that this processor supports, narrowest first.
         pool: ``openmp`` (torch's own threads) or ``threads`` (new threads per call).
         threads: upper bound on threads per call.
     """
@@ -79,7 +79,7 @@ def load() -> ctypes.CDLL:
 
 
 def check(status: int) -> None:
-    """Turn a status of the library into an exception.
+    """Raise an exception if a status of the library is not success.
 
     Raises:
         MemoryError: an allocation failed.
@@ -96,13 +96,13 @@ def check(status: int) -> None:
 @functools.cache
 def _open() -> tuple[ctypes.CDLL | None, str]:
     again = (
-        "to build it, have a C++17 compiler on the path (g++ or clang++) and run `pip install "
-        "--force-reinstall --no-deps .` in the folder of the source"
+        "to build it, put a C++17 compiler (g++ or clang++) on the path and run `pip install "
+        "--force-reinstall --no-deps .` in the source folder"
     )
     if not LIBRARY.exists():
         where = f"{LIBRARY.name} is missing"
         if os.environ.get("KLA_CPU_LIBRARY"):
-            where = f"KLA_CPU_LIBRARY is set, and there is no {LIBRARY}"
+            where = f"KLA_CPU_LIBRARY is set, but {LIBRARY} does not exist"
         return None, f"the native library was not built ({where}); {again}"
     try:
         library = ctypes.CDLL(str(LIBRARY))

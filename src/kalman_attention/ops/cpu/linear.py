@@ -28,12 +28,12 @@ def linear_forward(
 
     Args:
         inputs: validated arguments on the CPU.
-        save: keep the state before each chunk, for ``linear_backward``.
+        save: save the state before each chunk, for ``linear_backward``.
         isa: instruction set, for tests.
         pool: thread pool, for tests.
 
     Returns:
-        Outputs, last states and checkpoints.
+        Outputs, final states and checkpoints.
     """
     call = _call(inputs)
     y = torch.empty(inputs.x.shape, dtype=inputs.x.dtype)
@@ -52,13 +52,13 @@ def linear_backward(
     isa: str = "auto",
     pool: str = "auto",
 ) -> LinearScanGrads:
-    """Exact gradients of the six floating inputs.
+    """Exact gradients with respect to the six floating inputs.
 
     Args:
         inputs: the arguments of the forward pass.
-        checkpoints: what it saved.
-        dy: gradient by y, or None for 0.
-        dh: gradient by the last state, or None for 0.
+        checkpoints: the states that it saved.
+        dy: gradient with respect to y; None means 0.
+        dh: gradient with respect to the final state; None means 0.
         isa: instruction set, for tests.
         pool: thread pool, for tests.
 
@@ -77,7 +77,8 @@ def linear_backward(
 
 
 def _call(inputs: LinearScanInputs) -> ScanInputs:
-    """The letters of Mamba in their places; nothing reads p_bar and variance_0 of this model."""
+    """The call in the fields of ``ScanInputs``, as ``csrc/kla_scan.h`` assigns them."""
+    # The kernel reads neither p_bar nor variance_0 of this model: A and h_0 are placeholders.
     x, dt, A, B, C, h_0, mask, cu_seqlens = inputs
     call = ScanInputs(C, B, x, dt, A, A, h_0, h_0, mask, cu_seqlens)
     return call.dense(compute_dtype(x.dtype))

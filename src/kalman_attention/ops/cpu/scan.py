@@ -1,10 +1,26 @@
-"""Forward, backward and single step of the Kalman scan, as the engine contract asks."""
+"""Forward, backward and single step of the Kalman scan, as the engine contract requires.
+
+Where time passes between tokens, the kernel takes other dynamics: a gap decays the belief by
+a = e^(l dt) and adds the noise s_inf (1 - a^2), with the rate l = log a_bar and the stationary
+variance s_inf = p_bar / (1 - a_bar^2) of the prior. The kernel evaluates both where they are used;
+its sums over tokens are converted to gradients of a_bar and p_bar here.
+"""
 
 import torch
 from torch import Tensor
 
+from kalman_attention._typing import Dynamics
+from kalman_attention.filtering.ou import mean_exponential, mean_exponential_slope
 from kalman_attention.filtering.segment import AdjointMap, FilterMap
-from kalman_attention.ops.contract import ScanGrads, ScanInputs, ScanResult
+from kalman_attention.ops.contract import (
+    DTYPES,
+    NO_ARRAY,
+    ScanGrads,
+    ScanInputs,
+    ScanResult,
+    at,
+    dense,
+)
 from kalman_attention.ops.cpu.abi import (
     KALMAN,
     PARAMS,
@@ -15,11 +31,20 @@ from kalman_attention.ops.cpu.abi import (
     run_forward,
     run_smooth,
 )
-from kalman_attention.ops.cpu.gaps import of_dynamics, rates, with_rates
 from kalman_attention.ops.cpu.library import ABI_VERSION, check, load
-from kalman_attention.ops.raw import DTYPES, NO_ARRAY, at, dense
 
 NO_GAPS = (*NO_ARRAY, 0)
+
+# Beyond this rate over half of a variance decays in one unit of time, and the two forms of the
+# gradient in ``dynamics_grads`` change places.
+FAST_RATE = -0.375
+"""KLA_FAST_RATE of ``csrc/kla_scan.h``."""
+
+# Stands for a rate of 0: small enough that nothing decays and the noise becomes p_bar dt, large
+# enough that the square of what is lost over a gap stays within the range of the dtype.
+_SLOWEST = {torch.float32: 1e-15, torch.float64: 1e-30}
+# Stands for the infinite rate of a_bar = 0, which would give NaN for a gap of 0.
+_FASTEST = 1e30
 
 
 def forward(
@@ -35,19 +60,20 @@ def forward(
     Args:
         inputs: validated arguments on the CPU.
         return_variance: also compute y_var.
-        save: keep the belief before each chunk, for ``backward``.
+        save: save the belief before each chunk, for ``backward``.
         isa: instruction set, for tests.
         pool: thread pool, for tests.
 
     Returns:
-        Outputs, last beliefs and checkpoints.
+        Outputs, final beliefs and checkpoints.
     """
     call = with_rates(inputs.dense(inputs.arithmetic_dtype))
     y = torch.empty(inputs.v.shape, dtype=inputs.v.dtype)
     y_var = torch.empty_like(y) if return_variance else None
     mean, variance = torch.empty_like(call.mean_0), torch.empty_like(call.variance_0)
     checkpoints = call.new_checkpoints(call.mean_0.dtype) if save else None
-    if checkpoints is not None and call.slots > 1:  # the room of variances that are shared
+    if checkpoints is not None and call.slots > 1:
+        # Shared variances need less memory than the contract provides; the rest is defined as 0.
         used = call.chunks * (mean[0].numel() + variance[0].numel()) if len(mean) else 0
         checkpoints.view(-1)[used:].zero_()
     run_forward(KALMAN, call, Outputs(y, y_var, mean, variance, checkpoints), isa, pool)
@@ -67,15 +93,15 @@ def backward(
     isa: str = "auto",
     pool: str = "auto",
 ) -> ScanGrads:
-    """Exact gradients of the floating inputs.
+    """Exact gradients with respect to the floating inputs.
 
     Args:
         inputs: the arguments of the forward pass.
-        checkpoints: what it saved.
-        dy: gradient by y, or None for 0.
-        dy_var: gradient by y_var, or None for 0.
-        dmean: gradient by the last mean, or None for 0.
-        dvariance: gradient by the last variance, or None for 0.
+        checkpoints: the beliefs that it saved.
+        dy: gradient with respect to y; None means 0.
+        dy_var: gradient with respect to y_var; None means 0.
+        dmean: gradient with respect to the final mean; None means 0.
+        dvariance: gradient with respect to the final variance; None means 0.
         isa: instruction set, for tests.
         pool: thread pool, for tests.
 
@@ -88,13 +114,13 @@ def backward(
     given = (dy, dy_var, dmean, dvariance)
     run_backward(KALMAN, call, checkpoints, given, (*grads, ddt), isa, pool)
     if inputs.dt is not None:
-        grads[4:6] = of_dynamics(inputs.a_bar, inputs.p_bar, call.a_bar, grads[4], grads[5])
+        grads[4:6] = dynamics_grads(inputs.a_bar, inputs.p_bar, call.a_bar, grads[4], grads[5])
     found = ScanGrads(*(g.to(x.dtype) for g, x in zip(grads, inputs[:8], strict=True)))
     return found._replace(dt=ddt)
 
 
 def smooth(inputs: ScanInputs, *, isa: str = "auto", pool: str = "auto") -> ScanResult:
-    """Read the belief at each token given all tokens: filter forwards, then walk back once.
+    """Read the belief at each token given all tokens: one pass forwards, one backwards.
 
     Args:
         inputs: validated arguments on the CPU.
@@ -102,7 +128,7 @@ def smooth(inputs: ScanInputs, *, isa: str = "auto", pool: str = "auto") -> Scan
         pool: thread pool, for tests.
 
     Returns:
-        Smoothed outputs and the last beliefs of the filter, no checkpoints.
+        Smoothed outputs and the final beliefs of the filter, without checkpoints.
     """
     call = with_rates(inputs.dense(inputs.arithmetic_dtype))
     y, y_var = (torch.empty(inputs.v.shape, dtype=inputs.v.dtype) for _ in range(2))
@@ -115,7 +141,7 @@ def smooth(inputs: ScanInputs, *, isa: str = "auto", pool: str = "auto") -> Scan
 
 
 def filter_map(inputs: ScanInputs, *, isa: str = "auto", pool: str = "auto") -> FilterMap:
-    """What the tokens of every row do to the belief before them.
+    """The map from the belief before every row to the belief after it.
 
     Args:
         inputs: validated arguments on the CPU; q and the belief are not read.
@@ -138,13 +164,13 @@ def adjoint_map(
     isa: str = "auto",
     pool: str = "auto",
 ) -> AdjointMap:
-    """What the tokens of every row do to the gradients by the belief after them.
+    """The map from gradients with respect to the belief after every row to those before it.
 
     Args:
         inputs: the arguments of the forward pass.
-        checkpoints: what it saved.
-        dy: gradient by y, or None for 0.
-        dy_var: gradient by y_var, or None for 0.
+        checkpoints: the beliefs that it saved.
+        dy: gradient with respect to y; None means 0.
+        dy_var: gradient with respect to y_var; None means 0.
         isa: instruction set, for tests.
         pool: thread pool, for tests.
 
@@ -166,7 +192,7 @@ def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
     Returns:
         y and y_var ``[B, D]``, the new belief, no checkpoints.
     """
-    # Written out flat: at a few microseconds per kernel call every helper would show.
+    # Written out without helpers: the kernel takes a few microseconds, so every call would show.
     dtype = torch.float64 if inputs.v.dtype is torch.float64 else torch.float32
     q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, _, _, dt = inputs
     q, k, v, lam_v = q.contiguous(), k.contiguous(), v.contiguous(), lam_v.contiguous()
@@ -189,3 +215,53 @@ def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
     )
     check(load().kla_scan_forward(params))
     return ScanResult(y, y_var, mean, variance, None)
+
+
+def with_rates(call: ScanInputs) -> ScanInputs:
+    """Replace a_bar and p_bar by l and s_inf if the call has gaps."""
+    if call.dt is None:
+        return call
+    rate, limit = rates(call.a_bar, call.p_bar)
+    return call._replace(a_bar=rate, p_bar=limit)
+
+
+def rates(a_bar: Dynamics, p_bar: Dynamics) -> tuple[Dynamics, Dynamics]:
+    """Rate l and limit s_inf, ``[G, D]``, in the dtype of the arithmetic."""
+    slowest = _SLOWEST[a_bar.dtype]
+    rate = a_bar.log().clamp(-_FASTEST, -slowest)
+    return rate, p_bar / _lost(a_bar, slowest)
+
+
+def dynamics_grads(
+    a_bar: Dynamics, p_bar: Dynamics, rate: Dynamics, rate_sum: Tensor, lost_sum: Tensor
+) -> tuple[Dynamics, Dynamics]:
+    r"""Gradients with respect to a_bar and p_bar, from the sums that the kernel returns.
+
+    With x = -2 l, M(x) = (1 - e^{-x}) / x and E(x) = 1 - e^{-x}, the noise of a gap is
+
+    .. math:: p_t = \bar p\,dt\,\frac{M(x\,dt)}{M(x)} = \bar p\,\frac{E(x\,dt)}{E(x)},
+
+    and its derivative with respect to l has a part that depends on the gap, which the kernel sums,
+    and one that does not. The first form is used for slow rates, where E vanishes; the second for
+    fast ones, where the parts of the first would cancel.
+
+    Args:
+        a_bar: decay over one unit of time.
+        p_bar: process-noise variance over one unit.
+        rate: l as passed to the kernel.
+        rate_sum: its sum ``da_bar``; see ``csrc/kla_scan.h``.
+        lost_sum: its sum ``dp_bar``.
+    """
+    a, p, x = a_bar.double(), p_bar.double(), -2.0 * rate.double()
+    lost = _lost(a, _SLOWEST[rate.dtype])
+    dp = lost_sum.double() / lost
+    slow = mean_exponential_slope(x) / mean_exponential(x)
+    same = torch.where(rate < FAST_RATE, a * a / lost, slow)
+    of_rate = rate_sum.double() / rate.double() + 2.0 * same * p * dp
+    da = of_rate / a.clamp(min=torch.finfo(a_bar.dtype).tiny)
+    return da.to(a_bar.dtype), dp.to(p_bar.dtype)
+
+
+def _lost(a_bar: Dynamics, slowest: float) -> Dynamics:
+    """1 - a_bar^2 without cancellation; for a_bar = 1, the value of the slowest rate."""
+    return torch.where(a_bar < 1.0, (1.0 - a_bar) * (1.0 + a_bar), 2.0 * slowest)

@@ -1,4 +1,4 @@
-"""The CUDA engine: kernels of ``csrc/cuda``, compiled at run time. It has not run on a GPU yet."""
+"""The CUDA engine: kernels of ``csrc/cuda``, compiled at run time. Not yet run on a GPU."""
 
 from kalman_attention.ops.cuda.device import why_not as why_not
 from kalman_attention.ops.cuda.scan import backward as backward

@@ -1,11 +1,18 @@
-"""Compiles the programs at run time by NVRTC and launches their kernels on torch's stream.
+"""Launches kernels: compiled at run time for the device, or emulated on the host for tests.
 
-Through NVIDIA's ``cuda-bindings``: no torch C++ interface, no toolkit, one wheel for every device.
-This has never run on a GPU. What has been shown is said in docs/engines.md.
+On a device, NVRTC compiles the programs and the driver launches their kernels on torch's current
+stream, both through NVIDIA's ``cuda-bindings``: no torch C++ interface, no toolkit, one wheel for
+every device. This has never run on a GPU; docs/engines.md says what has been tested instead.
+
+The emulation runs the same kernels, compiled for the host. The environment variable
+``KLA_CUDA_EMULATION`` names the library that ``make test-cuda`` builds. Only then does engine
+``cuda`` take CPU tensors; ``auto`` never picks it for them.
 """
 
 import ctypes
 import functools
+import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +20,22 @@ import torch
 
 from kalman_attention.ops.cuda.program import CSRC, Program
 
+EMULATION = os.environ.get("KLA_CUDA_EMULATION", "")
+"""Path of the emulated kernels, or an empty string."""
+
+SEED = int(os.environ.get("KLA_CUDA_EMULATION_SEED", "0"))
+"""Other than 0: emulated threads take turns in a random order, which reveals missing barriers."""
+
+_ERRORS = {
+    1: "it has no such kernel",
+    2: "the library is of another version; build it again",
+    3: "the threads of a block are deadlocked",
+}
 _INSTALL = "pip install 'kalman_attention[cuda]'"
 
 
 def why_not() -> str | None:
-    """What is missing to compile and launch, or None. Nothing is imported to find out."""
-    import importlib.util
-
+    """What is missing to compile and launch, or None; determined without importing anything."""
     spec = importlib.util.find_spec("cuda")
     places = [] if spec is None else list(spec.submodule_search_locations or [])
     if not any((Path(place) / "bindings").is_dir() for place in places):
@@ -35,7 +51,7 @@ def compile_program(program: Program, architecture: str) -> bytes:
         architecture: such as ``sm_90``.
 
     Raises:
-        RuntimeError: NVRTC refuses; the text has its log.
+        RuntimeError: NVRTC cannot compile it; the message contains its log.
     """
     from cuda.bindings import nvrtc
 
@@ -80,7 +96,7 @@ def launch(
 
 @functools.cache
 def _function(program: Program, kernel: str, device: int) -> Any:
-    """A kernel as the driver knows it in the context of one device."""
+    """The driver's handle of a kernel in the context of one device."""
     from cuda.bindings import driver
 
     major, minor = torch.cuda.get_device_capability(device)
@@ -98,8 +114,31 @@ def _library(program: Program, architecture: str) -> Any:
 
 
 def _checked(api: Any, result: tuple[Any, ...]) -> Any:
-    """The value of a call of either interface; its error as an exception."""
+    """The result of a call to NVRTC or to the driver; raises if it reports an error."""
     error, *values = result
     if int(error) != 0:
         raise RuntimeError(f"{api.__name__.rpartition('.')[2]}: {error}")
     return values[0] if values else None
+
+
+def emulate(
+    program: Program, kernel: str, blocks: int, threads: int, params: bytes, device: torch.device
+) -> None:
+    """Run an emulated kernel, block after block.
+
+    Raises:
+        RuntimeError: the library has no such kernel, or the kernel deadlocks.
+    """
+    assert device.type == "cpu"
+    name = (program.name.encode(), kernel.encode())
+    status = _emulation().kla_emulate(*name, blocks, threads, params, len(params), SEED)
+    if status != 0:
+        raise RuntimeError(f"emulated kernel {kernel} of {program.name}: {_ERRORS[status]}")
+
+
+@functools.cache
+def _emulation() -> ctypes.CDLL:
+    library = ctypes.CDLL(EMULATION)
+    words = (ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64, ctypes.c_uint64)
+    library.kla_emulate.argtypes = [ctypes.c_char_p, ctypes.c_char_p, *words]
+    return library

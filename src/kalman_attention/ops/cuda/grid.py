@@ -1,16 +1,15 @@
-"""How a call is cut into blocks of threads: a function of its shape alone.
+"""How a call is divided into blocks of threads: a function of its shape alone.
 
 A lane is one slot of one channel. ``group`` threads of a warp share a channel, so that a block of
 threads serves ``channels`` channels and up to ``slots`` slots; more slots take further launches.
 
-**The schedule.** A block walks the tokens of a segment. With one segment per row the schedule is
-lane-serial: right when rows and channels fill the device. Otherwise time is split: a segment has
+**The schedule.** A block processes the tokens of a segment in order. With one segment per row the
+schedule is lane-serial, which is best when rows and channels fill the device. Otherwise time is
+split: a segment has
 
     span = max(2 chunks, tokens * threads of a row / 65,536)
 
-tokens, rounded up to whole chunks, if a row has at least four of them. 65,536 threads are four
-warps for each scheduler of a large device. A split call does some 2.3 times the work: with fewer
-than four segments it would not pay.
+tokens, rounded up to whole chunks, provided that a row has at least four segments.
 """
 
 import os
@@ -20,21 +19,27 @@ import torch
 
 from kalman_attention.ops.contract import CHUNK, ScanInputs
 
+# Four warps for each of the four schedulers of 128 multiprocessors: 4 * 4 * 32 * 128.
 ENOUGH_THREADS = 65_536
 """Threads that keep a large device busy."""
 
 MIN_SPAN = 2 * CHUNK
 """Tokens of the shortest segment."""
 
+# Summary and replay together are about 2.3 times the work of a single pass, so two or three
+# segments would gain little or nothing.
 MIN_SEGMENTS = 4
-"""Segments per row below which splitting time does not pay."""
+"""Fewest segments per row for which time is split."""
 
+# As many as the registers hold without spills: the adjoint keeps more values per slot than the
+# filter, and slots that share a variance keep fewer.
 FORWARD_SLOTS, BACKWARD_SLOTS, SHARED_SLOTS = 4, 2, 4
-"""Slots per thread: ``kForwardSlots`` and ``kBackwardSlots`` of the sources, the last where slots
-share a variance and the arithmetic is float32."""
+"""Slots per thread: ``kForwardSlots`` and ``kBackwardSlots`` of the sources; the last one is for
+slots that share a variance in float32."""
 
+# What a block of threads sums over channels must fit into its shared memory.
 LARGEST_BLOCK = 64
-"""Slots that can share a variance: those of a block of threads in the backward pass."""
+"""Most slots that can share a variance: the slots of a block of threads in the backward pass."""
 
 LINK_THREADS = SUM_THREADS = 128
 """Threads per block of the small kernels."""
@@ -44,7 +49,7 @@ SCHEDULE = os.environ.get("KLA_CUDA_SCHEDULE", "auto")
 
 
 class Grid(NamedTuple):
-    """The cut of one pass.
+    """The launch geometry of one pass.
 
     Attributes:
         group: threads per channel.
@@ -54,7 +59,7 @@ class Grid(NamedTuple):
         blocks: blocks that cover all channels.
         span: tokens per segment.
         segments: segments of the call, numbered as ``csrc/cuda/params.h`` says.
-        places: slots of a block of slots as threads own them; 1 where none share a variance.
+        places: slots of a block of slots, rounded up to whole threads; 1 if none are shared.
     """
 
     group: int
@@ -72,16 +77,17 @@ class Grid(NamedTuple):
 
 
 STEP = Grid(group=1, threads=128, slots=0, channels=32, blocks=0, span=1, segments=0)
-"""The cut of a single step, as far as it is the same for all shapes."""
+"""The geometry of a single step, as far as it does not depend on the shape."""
 
 
 def forward_grid(inputs: ScanInputs) -> Grid:
-    """The cut of a forward pass."""
+    """The geometry of a forward pass."""
     return _grid(inputs, 128, FORWARD_SLOTS, 32)
 
 
 def backward_grid(inputs: ScanInputs, dtype: torch.dtype) -> Grid:
-    """The cut of a backward pass in the arithmetic of ``dtype``."""
+    """The geometry of a backward pass in the arithmetic of ``dtype``."""
+    # Doubles take twice the registers and shared memory: half the threads.
     if dtype == torch.float64:
         return _grid(inputs, 64, BACKWARD_SLOTS, 32)
     slots = SHARED_SLOTS if inputs.slots > 1 else BACKWARD_SLOTS
@@ -101,12 +107,12 @@ def _grid(inputs: ScanInputs, threads: int, slots: int, most: int) -> Grid:
 
 
 def _power_of_two(x: int) -> int:
-    """The least that is at least x."""
+    """The smallest power of two that is at least x."""
     return 1 << max(0, x - 1).bit_length()
 
 
 def _span(tokens: int, T: int, row_threads: int) -> int:
-    whole = (T // CHUNK + 1) * CHUNK
+    whole = (T // CHUNK + 1) * CHUNK  # longer than any row: one segment each
     if SCHEDULE != "auto":
         return CHUNK if SCHEDULE == "split" else whole
     span = max(MIN_SPAN, -(-tokens * row_threads // (ENOUGH_THREADS * CHUNK)) * CHUNK)

@@ -1,4 +1,4 @@
-"""How a launch is told what to do: one struct of 64-bit words, ``Params`` of csrc/cuda/params.h."""
+"""Arguments of a launch: one struct of 64-bit words, ``Params`` of csrc/cuda/params.h."""
 
 import struct
 from typing import NamedTuple
@@ -6,11 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kalman_attention.ops.contract import ScanInputs
-from kalman_attention.ops.cuda import device, emulation
+from kalman_attention.ops.contract import ScanInputs, array, at, rows
+from kalman_attention.ops.cuda import device
 from kalman_attention.ops.cuda.grid import Grid
 from kalman_attention.ops.cuda.program import Program
-from kalman_attention.ops.raw import array, at, rows
 
 ARRAYS = ("v", "lam_v", "k", "q", "mask", "dt", "dy", "dy_var")
 """Fields of four words: address, two strides, type."""
@@ -90,7 +89,7 @@ def prepare(inputs: ScanInputs, grid: Grid, dtype: torch.dtype) -> Params:
     (B, T, D), (R, N, _), m = inputs.v.shape, inputs.mean_0.shape, inputs.slots
     call = inputs.dense(dtype)._asdict()
     if inputs.dt is not None:
-        # In float64 whatever the arithmetic: it happens once, and decays near 1 need the digits.
+        # Always in float64: it happens once per call, and decays near 1 need the digits.
         call["a_bar"] = inputs.a_bar.double().log().neg().to(dtype)
         call["dt"] = rows(inputs.dt)
     return Params(
@@ -106,5 +105,5 @@ def launch(program: Program, kernel: str, blocks: int, threads: int, params: Par
     """Run a kernel on the device of the inputs, or in the emulation if they are on the CPU."""
     if blocks == 0:
         return
-    run = emulation.launch if params.v.device.type == "cpu" else device.launch
+    run = device.emulate if params.v.device.type == "cpu" else device.launch
     run(program, kernel, blocks, threads, params.pack(), params.v.device)

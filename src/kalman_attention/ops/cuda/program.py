@@ -1,4 +1,4 @@
-"""The programs: one source file, compiled for one arithmetic type and one thread layout."""
+"""The programs: a source file compiled for one arithmetic type and one thread layout."""
 
 import itertools
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ _TYPES = {torch.float32: "float", torch.float64: "double"}
 
 
 class Program(NamedTuple):
-    """What is compiled at once.
+    """One compilation unit.
 
     Attributes:
         source: ``fwd`` or ``bwd``.
         type: arithmetic type in C.
         group: threads per channel.
-        shared: for slots that share a variance.
-        gaps: for time between tokens.
+        shared: whether slots share a variance.
+        gaps: whether time passes between tokens.
     """
 
     source: str
@@ -33,13 +33,13 @@ class Program(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Such as ``fwd_float_4_shared``."""
+        """A name such as ``fwd_float_4_shared``."""
         kind = "_shared" * self.shared + "_gaps" * self.gaps
         return f"{self.source}_{self.type}_{self.group}{kind}"
 
     @property
     def oversized(self) -> bool:
-        """Whether its slots take more shared memory than there is; no call asks for it."""
+        """Whether it needs more shared memory than there is; no call uses such a program."""
         return self.shared and (self.source, self.type, self.group) == ("bwd", "float", 32)
 
     @property
@@ -49,7 +49,7 @@ class Program(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        """Flags that NVRTC and nvcc understand alike; IEEE division and denormals by default."""
+        """Flags for both NVRTC and nvcc; IEEE division and denormals are their defaults."""
         numbers = {"GROUP": self.group, "BLOCKS": int(self.shared), "GAPS": int(self.gaps)}
         defined = [f"-DKLA_{name}={value}" for name, value in numbers.items()]
         return ["-std=c++17", f"-DKLA_T={self.type}", *defined]
@@ -63,7 +63,7 @@ def program(
 
 
 def every_program() -> Iterator[Program]:
-    """All that a call may ask for."""
+    """All programs that a call may need."""
     yes_no = (False, True)
     for choice in itertools.product(("fwd", "bwd"), _TYPES.values(), GROUPS, yes_no, yes_no):
         found = Program(*choice)

@@ -1,10 +1,10 @@
-"""Forward, backward and single step of the CUDA engine, as the engine contract asks."""
+"""Forward, backward and single step of the CUDA engine, as the engine contract requires."""
 
 import torch
 from torch import Tensor
 
 from kalman_attention.filtering.segment import AdjointMap, FilterMap
-from kalman_attention.ops.contract import ScanGrads, ScanInputs, ScanResult
+from kalman_attention.ops.contract import ScanGrads, ScanInputs, ScanResult, dense, rows
 from kalman_attention.ops.cuda.grid import (
     LARGEST_BLOCK,
     LINK_THREADS,
@@ -16,10 +16,10 @@ from kalman_attention.ops.cuda.grid import (
 )
 from kalman_attention.ops.cuda.params import Params, launch, prepare
 from kalman_attention.ops.cuda.program import Program, program
-from kalman_attention.ops.raw import dense, rows
 
+# 256 MiB: enough for one launch at the usual sizes, and a small part of the memory of any GPU.
 PART_BYTES = 2**28
-"""Room for dk and dq per channel block; calls that need more go through channels in waves."""
+"""Memory for dk and dq per channel block; calls that need more process channels in waves."""
 
 
 def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanResult:
@@ -28,10 +28,10 @@ def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanRes
     Args:
         inputs: validated arguments.
         return_variance: also compute y_var.
-        save: keep the belief before each chunk, for ``backward``.
+        save: save the belief before each chunk, for ``backward``.
 
     Returns:
-        Outputs, last beliefs and checkpoints.
+        Outputs, final beliefs and checkpoints.
     """
     _require_small_blocks(inputs)
     dtype = inputs.arithmetic_dtype
@@ -60,7 +60,7 @@ def backward(
     dmean: Tensor | None,
     dvariance: Tensor | None,
 ) -> ScanGrads:
-    """Exact gradients of the floating inputs; see ``EngineModule.backward``."""
+    """Exact gradients with respect to the floating inputs; see ``EngineModule.backward``."""
     dtype = inputs.arithmetic_dtype
     grid = backward_grid(inputs, dtype)
     unit, params = _program("bwd", dtype, grid, inputs), prepare(inputs, grid, dtype)
@@ -90,9 +90,9 @@ def backward(
 
 
 def _grads(inputs: ScanInputs, grads: ScanGrads, ddt: Tensor | None) -> ScanGrads:
-    """What the kernels found, in the dtypes of the inputs."""
+    """The results of the kernels, in the dtypes of the inputs."""
     if inputs.dt is not None and ddt is not None:
-        # The kernels differentiate by -log a_bar.
+        # The kernels differentiate with respect to -log a_bar.
         grads = grads._replace(a_bar=-grads.a_bar / inputs.a_bar)
         ddt = ddt if inputs.dt.shape[-1] == ddt.shape[-1] else ddt.sum(-1, keepdim=True)
         ddt = ddt.to(inputs.dt.dtype)
@@ -122,7 +122,7 @@ def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
 
 
 def _walk_back(unit: Program, grid: Grid, params: Params) -> None:
-    """The exact backward pass: for some slots and some channel blocks at a time."""
+    """The exact backward pass, for a range of slots and of channel blocks at a time."""
     tokens, size = params.B * params.T, params.mean_0.element_size()
     wave = max(1, PART_BYTES // max(1, tokens * 2 * grid.slots * size))
     wave = min(wave, grid.blocks)
@@ -141,7 +141,7 @@ def _walk_back(unit: Program, grid: Grid, params: Params) -> None:
 
 
 def _each_round(unit: Program, kernel: str, grid: Grid, params: Params) -> None:
-    """Launch a kernel over all segments and channels, once for every ``grid.slots`` slots."""
+    """Launch a kernel over all segments and channels, ``grid.slots`` slots at a time."""
     for n0 in range(0, params.G * params.places, grid.slots):
         part = params._replace(n0=n0)
         launch(unit, kernel, grid.segments * grid.blocks, grid.threads, part)
@@ -159,8 +159,8 @@ def _program(source: str, dtype: torch.dtype, grid: Grid, inputs: ScanInputs) ->
 def _require_small_blocks(inputs: ScanInputs) -> None:
     if inputs.slots > LARGEST_BLOCK:
         raise ValueError(
-            f"engine 'cuda' takes up to {LARGEST_BLOCK} slots that share a precision, which the "
-            f"threads of a block can add up; here {inputs.slots} do. Use engine='triton' or "
+            f"engine 'cuda' supports up to {LARGEST_BLOCK} slots that share a precision, as many "
+            f"as a block of threads can add up; got {inputs.slots}. Use engine='triton' or "
             "'associative', or more blocks."
         )
 

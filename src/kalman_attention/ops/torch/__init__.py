@@ -1,1 +1,1 @@
-"""The parallel scan in plain torch operations, on any device; engines and what they share."""
+"""The parallel scan in plain torch operations, on any device: engines and their common parts."""

@@ -1,9 +1,9 @@
 """Engine ``associative``: the parallel scan in plain torch operations, on any device.
 
-Time is cut into chunks that run side by side. Each chunk is summarised by five numbers per slot and
-channel (``filtering/segment.py``), a prefix scan over the summaries gives every chunk the belief it
-starts from, and an exact replay from there gives the outputs. Work is O(T), and ``[B, T, N, D]`` is
-never held in the forward pass.
+Time is divided into chunks that run in parallel. Each chunk is summarised by five numbers per slot
+and channel (``filtering/segment.py``), a prefix scan over the summaries gives every chunk its
+initial belief, and an exact replay from there gives the outputs. Work is O(T), and ``[B, T, N, D]``
+is never held in the forward pass.
 """
 
 import torch
@@ -42,14 +42,14 @@ def backward(
     dmean: Tensor | None,
     dvariance: Tensor | None,
 ) -> ScanGrads:
-    """Exact gradients by the reverse recursion, chunk-parallel like the forward pass."""
+    """Exact gradients by the reverse recursion, parallel over chunks like the forward pass."""
     return reverse.backward(inputs, checkpoints, dy, dy_var, dmean, dvariance)
 
 
 def _replay(
     rows: Rows, starts: KLAState, return_variance: bool
 ) -> tuple[Tensor, Tensor | None, KLAState]:
-    """Filter every chunk from its first belief; outputs ``[R, C, CHUNK, D]`` and last beliefs."""
+    """Filter every chunk from its initial belief: outputs ``[R, C, CHUNK, D]``, final beliefs."""
     y = torch.empty_like(rows.v)
     y_var = torch.empty_like(rows.v) if return_variance else None
     state = starts

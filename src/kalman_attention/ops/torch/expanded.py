@@ -1,12 +1,9 @@
 """Engines ``mobius`` and ``torch_scan``: the paper's scans over all of T, states expanded.
 
 ``mobius`` is Algorithm 1 (``alg:kla``): a scan over Mobius maps for the variances, then one over
-affine maps for the means. ``torch_scan`` runs the single scan over segments by torch's own
-``associative_scan``. Both hold ``[B, T, N, D]`` several times over: they are here to be compared
-with, and to show that the theorems compute.
-
-Maps are composed in float64. Their entries hold a_bar^2, whose rounding to float32 is the same in
-every step and adds up over the memory of the filter.
+affine maps for the means. ``torch_scan`` runs the single scan over segments with torch's own
+``associative_scan``. Both hold ``[B, T, N, D]`` several times; they exist for comparison, and to
+show that the theorems can be computed with.
 """
 
 from collections.abc import Callable
@@ -15,10 +12,9 @@ import torch
 from torch import Tensor
 
 from kalman_attention.filtering import moment
-from kalman_attention.filtering.affine import Affine
 from kalman_attention.filtering.evidence import token_evidence
 from kalman_attention.filtering.gaps import transition
-from kalman_attention.filtering.mobius import Mobius
+from kalman_attention.filtering.maps import Affine, Mobius
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.readout import read_mean, read_variance
 from kalman_attention.filtering.segment import FilterMap
@@ -28,7 +24,7 @@ from kalman_attention.ops.torch.prefix_scan import prefix_scan, torch_scan
 from kalman_attention.ops.torch.rows import to_rows
 
 Beliefs = Callable[[Tensor, Tensor, Tensor, Tensor, KLAState], KLAState]
-"""From a_bar, p_bar, phi, b (``[R, T, N, D]`` each) and a first belief to the belief at every t."""
+"""From a_bar, p_bar, phi, b (``[R, T, N, D]`` each) and an initial belief to all beliefs."""
 
 
 class ExpandedEngine:
@@ -40,11 +36,13 @@ class ExpandedEngine:
     def forward(self, inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanResult:
         """See ``EngineModule.forward``."""
         rows = to_rows(inputs)
+        # Float64: the maps contain a_bar^2, whose rounding to float32 is the same in every step and
+        # adds up over the memory of the filter.
         state_0 = KLAState(*(x.double().unsqueeze(1) for x in (inputs.mean_0, inputs.variance_0)))
         v, lam_v = (x.double().flatten(1, 2) for x in (rows.v, rows.lam_v))
         q, k = (x.double().flatten(1, 2).squeeze(-1) for x in (rows.q, rows.k))  # blocks of one
         phi, b = token_evidence(k, v, lam_v)
-        # No token: a_bar = 1 and p_bar = 0 make the step the exact identity.
+        # At padding, a_bar = 1 and p_bar = 0 make the step the exact identity.
         real = rows.real.flatten(1, 2).squeeze(-1)
         a, p = inputs.a_bar.double(), inputs.p_bar.double()
         if rows.dt is not None:
@@ -96,7 +94,7 @@ def mobius_beliefs(
 def torch_beliefs(
     a_bar: Tensor, p_bar: Tensor, phi: Tensor, b: Tensor, state_0: KLAState
 ) -> KLAState:
-    """One scan over segments of a token each by torch's ``associative_scan``."""
+    """One scan over segments of one token each, by torch's ``associative_scan``."""
     tokens = FilterMap.identity_like(KLAState(phi, phi)).then(a_bar, p_bar, phi, b)
     return torch_scan(FilterMap.compose, tokens).apply(state_0)
 

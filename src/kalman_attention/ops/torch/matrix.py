@@ -1,21 +1,22 @@
-r"""Engine ``matrix``: slots that share a precision, by matrix products, on any device.
+r"""Engine ``matrix``: matrix products for slots that share a precision, on any device.
 
-A block of slots has one variance, so its retention r_t and its gate c_t = a r_t are numbers per
-channel, and its mean is a linear recurrence with one gate for all of its slots:
+A block of slots has one variance, so its retention r_t and its gate c_t = a r_t are scalars per
+channel, and its mean follows a linear recurrence with one gate for all of its slots:
 
 .. math:: \mu_t = c_t\,\mu_{t-1} + k_t w_t, \qquad w_t = s_t \Lambda^v_t v_t.
 
-Only the variance has to be scanned for the gates. Then cut time into spans. What the tokens of a
-span leave behind is one product over its tokens, what queries find in the mean before it another,
-and inside a span a query meets a key through the number q_t . k_s, whatever the number of slots:
+Only the variance has to be scanned, for the gates. Then divide time into spans. What the tokens of
+a span write is one product over its tokens, what its queries read from the mean before it is
+another, and inside a span a query meets a key only through the scalar q_t . k_s, for any number of
+slots:
 
 .. math:: F_{t+1}(u) = c_t F_t(u) + (q_u \cdot k_t)\,w_t, \qquad F_t(u) = q_u \cdot \mu_{t-1},
           \qquad y_t = F_{t+1}(t).
 
 Gates are multiplied and never divided by, so nothing overflows however strong the evidence is. The
-gradient needs two inner products over slots at every token, <k_t, dmu_t> and <mu_{t-1}, dmu_t>;
-both come from F and its mirror image in the gradients of y, and no mean is held but those
-between spans.
+gradient needs two inner products over slots at every token, <k_t, dmu_t> and <mu_{t-1}, dmu_t>.
+Both follow from F and its mirror image in the gradients of y, and the only means that are stored
+are those between spans.
 """
 
 from typing import NamedTuple
@@ -24,22 +25,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kalman_attention.filtering.affine import Affine
 from kalman_attention.filtering.blocks import from_blocks, to_blocks
 from kalman_attention.filtering.gaps import transition_adjoint
+from kalman_attention.filtering.maps import Affine
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs, ScanResult
 from kalman_attention.ops.torch.prefix_scan import prefix_scan
-from kalman_attention.ops.torch.replay import replay
 from kalman_attention.ops.torch.rows import Rows, to_rows
-from kalman_attention.ops.torch.segments import chunk_filters, chunk_starts
+from kalman_attention.ops.torch.segments import chunk_filters, chunk_starts, replay
 
+# Per token and channel a span takes SPAN products inside and m, the slots of a block, outside. 16
+# is of the order of m where ``auto`` picks this engine, and divides CHUNK.
 SPAN = 16
-"""Tokens that meet one by one; a divisor of ``CHUNK``."""
+"""Tokens of a span."""
 
 
 def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanResult:
-    """Scan the variances, carry the means from span to span, read every span."""
+    """Scan the variances, carry the means from span to span, read out every span."""
     rows, dtype = to_rows(inputs), inputs.compute_dtype
     narrow = _narrow(rows)
     starts = chunk_starts(chunk_filters(narrow), narrow.state_0)
@@ -68,7 +70,7 @@ def backward(
     dmean: Tensor | None,
     dvariance: Tensor | None,
 ) -> ScanGrads:
-    """Exact gradients: those of the means span by span, then those of the variances by a scan."""
+    """Exact gradients: through the means span by span, then through the variances by a scan."""
     rows = to_rows(inputs)
     dtype = rows.v.dtype
     starts = rows.layout.load(checkpoints, dtype)
@@ -83,14 +85,14 @@ def backward(
 
 
 class Path(NamedTuple):
-    """The variances of all tokens and what follows from them, ``[R, C, CHUNK, G, D]``.
+    """The variances of all tokens and derived quantities, ``[R, C, CHUNK, G, D]``.
 
     Attributes:
         s: posterior variance.
         s_prev: variance before the token.
         a: decay of the step to the token, of a shape that broadcasts.
         r: retention.
-        real: where there is a token.
+        real: True at real tokens.
     """
 
     s: Tensor
@@ -123,7 +125,7 @@ class Spans(NamedTuple):
 
     @property
     def written(self) -> Affine:
-        """What every span does to the mean before it."""
+        """The map that every span applies to the mean before it."""
         return Affine(self.c.prod(-2, keepdim=True), self.k.mT @ (self.after * self.w))
 
     def carry(self, mean_0: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,7 +143,7 @@ class Spans(NamedTuple):
             before: means before the spans.
 
         Returns:
-            Also what each token finds: read-outs of it and of the later queries, before it writes.
+            Also F_t for every t: the read-outs of this and of later queries before token t writes.
         """
         meets, asked, found, y = self.q @ self.k.mT, self.q @ before, [], []
         for t in range(SPAN):
@@ -157,8 +159,8 @@ class Spans(NamedTuple):
 
         Args:
             chunks: means before all chunks, ``[R, C, G, m, D]``.
-            dy: gradient of y, ``[R, C, CHUNK, D]``.
-            last: gradient of the last mean, ``[R, G, m, D]``.
+            dy: gradient with respect to y, ``[R, C, CHUNK, D]``.
+            last: gradient with respect to the final mean, ``[R, G, m, D]``.
         """
         dy = _to_spans(dy.unsqueeze(-2)).expand_as(self.c)  # the same for all blocks
         before = self._between(chunks)
@@ -175,7 +177,7 @@ class Spans(NamedTuple):
         )
 
     def _mirror(self, before: Tensor, arriving: Tensor, dy: Tensor) -> "Inside":
-        """Walk back through every span, with the gradients of y where ``read`` has the values."""
+        """Walk back through every span, with gradients of y in place of the values of ``read``."""
         _, found = self.read(before)
         key_end = self.k @ arriving  # <k_t, what arrives at the end of the span>
         held = [(before * arriving).sum(-2)]  # <mean before the token, what arrives at the end>
@@ -207,7 +209,7 @@ class Spans(NamedTuple):
         return torch.stack(means, 2).flatten(1, 2)
 
     def _arriving(self, dy: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradient of the first mean, and those that reach the end of every span."""
+        """Gradient with respect to the initial mean, and those at the end of every span."""
         end = last.unsqueeze(1)
         if self.c.shape[1] == 0:
             return last, end[:, :0]
@@ -219,12 +221,12 @@ class Spans(NamedTuple):
 
 
 class Inside(NamedTuple):
-    """What a span gives its tokens: two products ``[R, J, G, SPAN, D]``, and pairs of tokens.
+    """Gradients inside spans: two inner products ``[R, J, G, SPAN, D]``, and pairs of tokens.
 
     Attributes:
         along_key: as in ``MeanGrads``.
-        along_mean: likewise.
-        pairs: how q_t . k_s enters the loss, ``[R, J, G, SPAN, SPAN]``, 0 where s is later than t.
+        along_mean: as in ``MeanGrads``.
+        pairs: gradient with respect to q_t . k_s, ``[R, J, G, SPAN, SPAN]``; 0 where s > t.
     """
 
     along_key: Tensor
@@ -233,14 +235,14 @@ class Inside(NamedTuple):
 
 
 class MeanGrads(NamedTuple):
-    """What passes through the means: dq, dk ``[R, C, CHUNK, G, m]``, products ``[..., G, D]``.
+    """Gradients through the means: dq, dk ``[R, C, CHUNK, G, m]``, inner products ``[..., G, D]``.
 
     Attributes:
-        dq: gradient of the queries by way of y.
-        dk: gradient of the keys by way of what they write.
-        along_key: <k, dmu> of every token, with dmu the gradient of the mean after it.
+        dq: gradient with respect to the queries, through y.
+        dk: gradient with respect to the keys, through what they write.
+        along_key: <k, dmu> of every token, where dmu is the gradient of the mean after it.
         along_mean: <mean before the token, dmu>.
-        first: gradient of the mean before the first token, ``[R, G, m, D]``.
+        first: gradient with respect to the initial mean, ``[R, G, m, D]``.
     """
 
     dq: Tensor
@@ -258,7 +260,7 @@ def _collect(
     dy_var: Tensor | None,
     last: Tensor,
 ) -> ScanGrads:
-    """Gradients of all inputs, by the rules of ``reverse.py`` with its sums over slots at hand."""
+    """Gradients of all inputs, by the rules of ``reverse.py``, given their sums over slots."""
     s, s_prev, a, r, real = path
     v, lam_v = rows.v.unsqueeze(-2), rows.lam_v.unsqueeze(-2)
     k2, q2 = ((x * x).sum(-1, keepdim=True) for x in (rows.k, rows.q))
@@ -298,13 +300,13 @@ def _collect(
 def _variance_adjoints(
     path: Path, own: Tensor, surprise: Tensor, last: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradient of the variance that reaches every token from later ones, and that of the first.
+    """Gradients of the variance that arrive from later tokens, and of the initial variance.
 
     Args:
         path: the variances.
         own: what the outputs of a token add to the gradient of its variance.
         surprise: r <e, dmu>.
-        last: gradient of the last variance, ``[R, G, 1, D]``.
+        last: gradient with respect to the final variance, ``[R, G, 1, D]``.
     """
     end = last.squeeze(-2).unsqueeze(1)
     if path.s.shape[1] == 0:
@@ -321,7 +323,8 @@ def _variance_adjoints(
 
 
 def _narrow(rows: Rows) -> Rows:
-    """The call with blocks of one slot: the same variances, and means that stay 0."""
+    """The same call with one slot per block: the same variances, and means that stay 0."""
+    # The variance of a block depends on a key only through its length.
     variance = rows.state_0.variance
     return rows._replace(
         k=torch.linalg.vector_norm(rows.k, dim=-1, keepdim=True),
@@ -331,7 +334,7 @@ def _narrow(rows: Rows) -> Rows:
 
 
 def _path(narrow: Rows, starts: KLAState) -> Path:
-    """Filter the variances of every chunk from its first one."""
+    """Filter the variances of every chunk from its initial one."""
     steps = list(replay(narrow, starts))
 
     def along(field: str) -> Tensor:

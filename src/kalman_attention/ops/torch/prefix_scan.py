@@ -1,4 +1,4 @@
-"""How to scan, in plain torch operations. What is combined comes from ``filtering``.
+"""How to scan, in plain torch operations. The maps to combine come from ``filtering``.
 
 A scan takes maps m_1 ... m_T along ``dim`` of every field of a named tuple and returns the
 prefixes m_t o ... o m_1. ``combine(later, earlier)`` must be associative and elementwise in time.
@@ -18,7 +18,7 @@ def prefix_scan(combine: Combine[Maps], maps: Maps, dim: int = 1) -> Maps:
     """Inclusive prefixes by pairing neighbours: O(T) combinations in O(log T) rounds.
 
     Combine each odd element with the even one before it, scan the pairs (half as many), then
-    give every even element the prefix that ends right before it.
+    combine every even element with the prefix that ends right before it.
     """
     T = maps[0].shape[dim]
     if T < 2:
@@ -40,7 +40,7 @@ def prefix_scan(combine: Combine[Maps], maps: Maps, dim: int = 1) -> Maps:
 def torch_scan(combine: Combine[Maps], maps: Maps, dim: int = 1) -> Maps:
     """The same prefixes by torch's own ``associative_scan``, a private API of torch.
 
-    Kept for the comparison of the paper; nothing else uses it.
+    Only used for comparison with the paper.
     """
     from torch._higher_order_ops import associative_scan
 

@@ -1,20 +1,20 @@
 """The reverse recursion: exact gradients from scalar adjoints of (mean, variance).
 
-Write m = a mu for the predicted mean, P for the predicted variance and e = b - phi m for what the
-token says beyond the prediction. A step computes r = 1 / (1 + phi P), s' = P r, mu' = r m + s' b;
-with dmu', ds' the adjoints of the new belief,
+Write m = a mu for the predicted mean, P for the predicted variance and e = b - phi m for the
+innovation. A step computes r = 1 / (1 + phi P), s' = P r, mu' = r m + s' b; with dmu', ds' the
+adjoints of the new belief,
 
     dP   = r^2 (ds' + sum e dmu')
     dphi = -s' (s' ds' + sum mu' dmu')
     db   = s' dmu'
 
-and dmu = a r dmu', ds = a^2 dP carry on to the token before. The gradient of lam_v is the sum of
-|k|^2 dphi and k v db over slots; the two cancel under strong evidence, so it is taken as the sum of
-s' (o dmu' - |k|^2 s' ds') with o = r (k v - |k|^2 m) = k v - |k|^2 mu'. Sums are over the slots of
-a block, which share s, r and phi; where every slot is a block of its own there is nothing to add.
+and dmu = a r dmu', ds = a^2 dP go on to the previous token. The gradient with respect to lam_v is
+the sum of |k|^2 dphi and k v db over slots; the two cancel under strong evidence, so it is computed
+as the sum of s' (o dmu' - |k|^2 s' ds') with o = r (k v - |k|^2 m) = k v - |k|^2 mu'. Sums are over
+the slots of a block, which share s, r and phi; with one slot per block there is nothing to sum.
 
-The recursion is affine in the adjoints, so chunks run side by side here too: find the adjoint map
-of every chunk, pass the adjoint from chunk to chunk, then pull what truly arrives through each.
+The recursion is affine in the adjoints, so chunks run in parallel here too: find the adjoint map of
+every chunk, pass the adjoint from chunk to chunk, then pull what arrives back through each chunk.
 
 The composed maps of the forward pass are never differentiated: they tend to rank one, and their
 adjoints lose all digits in float32.
@@ -28,9 +28,8 @@ from kalman_attention.filtering.gaps import transition_adjoint
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.segment import AdjointMap
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs
-from kalman_attention.ops.torch.replay import Adjoint, Step, replay, sources
 from kalman_attention.ops.torch.rows import Rows, to_rows
-from kalman_attention.ops.torch.segments import chunk_adjoints
+from kalman_attention.ops.torch.segments import Adjoint, Step, chunk_adjoints, replay, sources
 
 
 def backward(
@@ -60,7 +59,7 @@ def backward(
 
 
 def _incoming(maps: AdjointMap, last: Adjoint) -> tuple[Adjoint, Adjoint]:
-    """Adjoint that reaches the end of every chunk from later ones, and the one of the start."""
+    """Adjoint that arrives at the end of every chunk, and that of the initial belief."""
     arriving = []
     for c in reversed(range(maps.gain.shape[1])):
         arriving.append(last)
@@ -70,7 +69,7 @@ def _incoming(maps: AdjointMap, last: Adjoint) -> tuple[Adjoint, Adjoint]:
 
 
 def _pull_back(step: Step, after: Adjoint) -> tuple[Adjoint, Tensor]:
-    """Adjoint before a token from the adjoint after it; also dP, the one of the prediction."""
+    """Adjoint before a token from the adjoint after it; also dP, that of the prediction."""
     dP = step.r * (step.r * (after.ds + _per_block(step.e * after.dmu)))
     before = Adjoint(dmu=step.a * (step.r * after.dmu), ds=step.a * (step.a * dP))
     skip = Adjoint(*(torch.where(step.real, x, y) for x, y in zip(before, after, strict=True)))
@@ -87,7 +86,7 @@ def _accumulate(
     dy: Tensor | None,
     dy_var: Tensor | None,
 ) -> ScanGrads:
-    """Walk back once more with the right adjoints and collect what every input gets."""
+    """Walk back once more, with the adjoints that arrive, and collect all gradients."""
     dtype = inputs.compute_dtype
     dv, dlam_v = torch.empty_like(rows.v), torch.empty_like(rows.v)
     dk, dq = torch.empty_like(rows.k), torch.zeros_like(rows.q)
@@ -97,6 +96,7 @@ def _accumulate(
         step = steps[t]
         after = _add(adjoint, added[t])
         adjoint, dP = _pull_back(step, after)
+        # Padding contributes nothing, and its place may hold values of another chunk.
         dP = torch.where(step.real, dP, 0.0)
         dmu = torch.where(step.real, after.dmu, 0.0)
         ds = torch.where(step.real, after.ds, 0.0)
@@ -149,7 +149,7 @@ def _add(x: Adjoint, y: Adjoint) -> Adjoint:
 
 
 def _no_tokens(inputs: ScanInputs, last: Adjoint) -> ScanGrads:
-    """Without tokens the last belief is the first one and nothing else takes part."""
+    """Without tokens the final belief is the initial one, and all other gradients are 0."""
     q, k, v, lam_v, a_bar, p_bar = (torch.zeros_like(x) for x in inputs[:6])
     dt = None if inputs.dt is None else torch.zeros_like(inputs.dt)
     first = from_blocks(KLAState(*last))

@@ -1,8 +1,8 @@
-"""Any call as plain rows: packed documents become padded rows, padding becomes silence.
+"""Any call as plain rows: packed documents become padded rows, padding becomes empty evidence.
 
 The torch engines work on ``[R, C, CHUNK, ...]`` blocks: R rows of C chunks. This file brings the
-tensors of a call into that shape and back. A position that holds no token has no evidence and no
-query there and is marked in ``real``; what remains for an engine is to skip the predict step.
+tensors of a call into that shape and back. A position without a token has neither evidence nor a
+query and is False in ``real``; all that an engine has to do there is to skip the predict step.
 """
 
 from typing import NamedTuple
@@ -20,19 +20,19 @@ from kalman_attention.ops.contract import CHUNK, ScanInputs
 class Rows(NamedTuple):
     """A call as rows: tokens ``[R, C, CHUNK, ...]``, all in the arithmetic dtype.
 
-    Slots stand in G blocks of m that share a precision (``filtering/blocks.py``).
+    Slots form G blocks of m that share a precision (``filtering/blocks.py``).
 
     Attributes:
-        q: queries, ``[..., G, m]``; 0 where there is no token, like k, v, lam_v.
+        q: queries, ``[..., G, m]``; 0 at padding, like k, v, lam_v.
         k: keys.
         v: values.
         lam_v: value precisions.
         a_bar: decay, ``[G, 1, D]``.
         p_bar: process-noise variance, ``[G, 1, D]``.
-        state_0: belief before the first token, ``[R, G, m, D]`` and ``[R, G, 1, D]``.
-        real: True where there is a token, ``[R, C, CHUNK, 1, 1, 1]``, ready to select beliefs.
-        layout: how to go back.
-        dt: time before every token, ``[R, C, CHUNK, D]`` or ``[R, C, CHUNK, 1]``; None for 1.
+        state_0: initial belief, ``[R, G, m, D]`` and ``[R, G, 1, D]``.
+        real: True at real tokens, ``[R, C, CHUNK, 1, 1, 1]``; broadcasts against beliefs.
+        layout: maps rows back to the tensors of the call.
+        dt: time before every token, ``[R, C, CHUNK, D]`` or ``[R, C, CHUNK, 1]``; None means 1.
     """
 
     q: Tensor
@@ -54,14 +54,14 @@ class Rows(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where the tokens of a call sit among the rows.
+    """The positions of the tokens of a call among the rows.
 
     Attributes:
-        positions: which token (row-major over ``[B, T]``) stands at each place of each row, -1 for
+        positions: index of the token (row-major over ``[B, T]``) at each place of each row, -1 for
             none, ``[R, C * CHUNK]``.
         slots: number of every row's first saved belief, ``[R]``.
         chunks: number of saved beliefs in the call.
-        blocks: of slots that share a precision, G.
+        blocks: number of blocks of slots that share a precision, G.
     """
 
     positions: Tensor
@@ -70,7 +70,7 @@ class Layout(NamedTuple):
     blocks: int
 
     def gather(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Tokens ``[B, T, F]`` to rows ``[R, C, CHUNK, F]``, with 0 where there is no token."""
+        """Tokens ``[B, T, F]`` to rows ``[R, C, CHUNK, F]``, with 0 at padding."""
         R, F = self.positions.shape[0], x.shape[-1]
         if x.shape[0] * x.shape[1] == 0:
             return x.new_zeros((R, 0, CHUNK, F), dtype=dtype)
@@ -79,7 +79,7 @@ class Layout(NamedTuple):
         return picked.view(R, self.positions.shape[1] // CHUNK, CHUNK, F)
 
     def scatter(self, rows: Tensor, like: Tensor) -> Tensor:
-        """Rows ``[R, C, CHUNK, F]`` to tokens of the shape and dtype of ``like``; 0 elsewhere."""
+        """Rows ``[R, C, CHUNK, F]`` to tokens, in the shape and dtype of ``like``."""
         (B, T), F = like.shape[:2], rows.shape[-1]
         out = rows.new_zeros(B * T, F)
         held = self.positions >= 0
@@ -97,7 +97,8 @@ class Layout(NamedTuple):
         return saved
 
     def load(self, checkpoints: Tensor, dtype: torch.dtype) -> KLAState:
-        """The inverse of ``save``; chunks that hold no token get some belief, never used."""
+        """The inverse of ``save``."""
+        # A chunk without tokens gets the belief of some other chunk, which is never used.
         numbers, _ = self._numbers(self.positions.shape[1] // CHUNK)
         found = checkpoints[:, numbers.clamp(max=max(self.chunks - 1, 0))].to(dtype)
         mean, variance = torch.unflatten(found, -2, (self.blocks, -1))
@@ -110,7 +111,7 @@ class Layout(NamedTuple):
 
 
 def to_rows(inputs: ScanInputs) -> Rows:
-    """Bring a call into rows."""
+    """Rearrange a call into rows."""
     layout, real = _layout(inputs)
     dtype = inputs.arithmetic_dtype
     blank = None if inputs.mask is None else ~inputs.mask.unsqueeze(-1)

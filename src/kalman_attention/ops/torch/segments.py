@@ -1,32 +1,101 @@
-"""Chunks and rows as segments of ``filtering/segment.py``: what they do to whatever enters them.
+"""Chunks and rows as segments of ``filtering/segment.py``: their summaries and their steps.
 
-All chunks of 64 tokens at once and token by token, without ever holding ``[B, T, N, D]``. The
-engines here cut time by them; ``filter_map`` and ``adjoint_map`` give those of whole rows to
-callers that cut time themselves, such as machines, for every engine that has none of its own.
+All chunks of 64 tokens run in parallel, token by token, without ever holding ``[B, T, N, D]``. The
+engines of this folder split time by these summaries. ``filter_map`` and ``adjoint_map`` give the
+summaries of whole rows to callers that split time themselves, for example over machines, on behalf
+of every engine that has none of its own. ``replay`` repeats the steps of a scan from the beliefs
+that it saved, for a backward pass.
 """
 
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from kalman_attention.filtering import moment
 from kalman_attention.filtering.blocks import block_evidence
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.segment import AdjointMap, FilterMap
 from kalman_attention.ops.contract import CHUNK, ScanInputs, where
 from kalman_attention.ops.torch.prefix_scan import prefix_scan
-from kalman_attention.ops.torch.replay import Adjoint, Step, replay, sources
 from kalman_attention.ops.torch.rows import Rows, to_rows
 
 Map = TypeVar("Map", FilterMap, AdjointMap)
 
 
+class Step(NamedTuple):
+    """What the adjoint of one token needs, ``[R, C, G, m, D]``, for all chunks at once.
+
+    Quantities that the slots of a block share are ``[R, C, G, 1, D]``.
+
+    Attributes:
+        mean: posterior mean mu'.
+        variance: posterior variance s'.
+        mean_prev: mean before the token, mu.
+        variance_prev: variance before the token, s.
+        a: decay of the step to the token.
+        r: retention.
+        e: innovation of the token, b - phi a mu.
+        rest: residual of the value after the update, k v - |k|^2 mu'.
+        real: True at real tokens.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    mean_prev: Tensor
+    variance_prev: Tensor
+    a: Tensor
+    r: Tensor
+    e: Tensor
+    rest: Tensor
+    real: Tensor
+
+
+class Adjoint(NamedTuple):
+    """Gradients of the belief at one point in time, ``[R, C, G, m, D]`` or ``[R, G, m, D]``."""
+
+    dmu: Tensor
+    ds: Tensor
+
+
+def replay(rows: Rows, starts: KLAState) -> Iterator[Step]:
+    """The steps of all chunks in parallel, token by token, from their initial beliefs."""
+    state = starts
+    for t in range(CHUNK):
+        phi, b = block_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
+        real = rows.real[:, :, t]
+        a, p = rows.dynamics(t)
+        prior = moment.predict(state, a, p)
+        new = moment.update(prior, phi, b)
+        new = KLAState(*(torch.where(real, x, y) for x, y in zip(new, state, strict=True)))
+        r = moment.retention(prior.variance, phi)
+        e = moment.innovation(prior.mean, phi, b)
+        k = rows.k[:, :, t].unsqueeze(-1)
+        k2 = (k * k).sum(-2, keepdim=True)
+        # r (k v - k^2 m) instead of k v - k^2 mu': the two terms agree under strong evidence.
+        rest = r * (k * rows.v[:, :, t, None, None, :] - k2 * prior.mean)
+        yield Step(new.mean, new.variance, state.mean, state.variance, a, r, e, rest, real)
+        state = new
+
+
+def sources(rows: Rows, dy: Tensor | None, dy_var: Tensor | None) -> Iterator[Adjoint]:
+    """What the outputs of every token add to the adjoint of its belief."""
+    zero = rows.v.new_zeros(())
+    for t in range(CHUNK):
+        q = rows.q[:, :, t].unsqueeze(-1)
+        q2 = (q * q).sum(-2, keepdim=True)
+        yield Adjoint(
+            dmu=zero if dy is None else q * dy[:, :, t, None, None, :],
+            ds=zero if dy_var is None else q2 * dy_var[:, :, t, None, None, :],
+        )
+
+
 def filter_map(inputs: ScanInputs) -> FilterMap:
-    """What the tokens of every row do to the belief before them.
+    """The map from the belief before every row to the belief after it.
 
     Args:
-        inputs: of a scan; q and the belief are not read.
+        inputs: inputs of a scan; q and the belief are not read.
 
     Returns:
         Entries ``[R, N, D]`` (shared ones ``[R, G, D]``) in the compute dtype.
@@ -39,13 +108,13 @@ def filter_map(inputs: ScanInputs) -> FilterMap:
 def adjoint_map(
     inputs: ScanInputs, checkpoints: Tensor, dy: Tensor | None, dy_var: Tensor | None
 ) -> AdjointMap:
-    """What the tokens of every row do to the gradients of the belief after them.
+    """The map from gradients with respect to the belief after every row to those before it.
 
     Args:
-        inputs: of the scan.
-        checkpoints: what it saved.
-        dy: gradient of y, or None for 0.
-        dy_var: gradient of y_var, or None for 0.
+        inputs: inputs of the scan.
+        checkpoints: the beliefs that it saved.
+        dy: gradient with respect to y; None means 0.
+        dy_var: gradient with respect to y_var; None means 0.
 
     Returns:
         Entries ``[R, N, D]`` (shared ones ``[R, G, D]``) in the compute dtype.
@@ -93,7 +162,7 @@ def chunk_adjoints(steps: Iterable[Step], added: Iterable[Adjoint], starts: KLAS
 
 
 def _combined(maps: Map, like: KLAState) -> Map:
-    """One map of all chunks, ``[R, G, m, D]``: neighbours in pairs, until one is left."""
+    """One map of all chunks, ``[R, G, m, D]``: combine neighbours in pairs until one is left."""
     if maps.gain.shape[1] == 0:
         return type(maps).identity_like(like)
     while (C := maps.gain.shape[1]) > 1:

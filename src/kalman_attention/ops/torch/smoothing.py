@@ -1,9 +1,9 @@
 """Smoothing in parallel over chunks, in plain torch operations that autograd differentiates.
 
-The five numbers of a segment carry what its tokens say about the latent before it, so one summary
-of every chunk serves both directions: prefixes give the belief that a chunk starts from, suffixes
-what comes after its last token. Between them a chunk is walked forwards and back, all chunks side
-by side.
+The five numbers of a segment contain what its tokens say about the latent before it, so one summary
+per chunk serves both directions: prefixes give the initial belief of a chunk, suffixes the
+likelihood of all tokens after it. Given both, all chunks are filtered forwards and smoothed
+backwards in parallel.
 """
 
 import torch
@@ -35,7 +35,7 @@ def smooth_rows(inputs: ScanInputs) -> ScanOutput:
 
 
 def chunk_futures(maps: FilterMap) -> Future:
-    """What comes after every chunk, ``[R, C, G, m, D]``, from the maps of the chunks after it."""
+    """Likelihood of the tokens after every chunk, ``[R, C, G, m, D]``, from later maps."""
     nothing = Future(J=torch.zeros_like(maps.J[:, :1]), eta=torch.zeros_like(maps.eta[:, :1]))
     if maps.J.shape[1] < 2:
         return nothing._replace(J=torch.zeros_like(maps.J), eta=torch.zeros_like(maps.eta))
@@ -60,7 +60,7 @@ def _filter(rows: Rows, starts: KLAState) -> list[KLAState]:
 def _walk_back(
     rows: Rows, filtered: list[KLAState], future: Future
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Smoothed read-outs ``[R, C, CHUNK, D]``, from what comes after every chunk."""
+    """Smoothed read-outs ``[R, C, CHUNK, D]``, given the likelihood of what follows each chunk."""
     y, y_var = [], []
     for t in reversed(range(CHUNK)):
         mean, variance = read_blocks(rows.q[:, :, t], smooth(filtered[t], future))

@@ -1,14 +1,15 @@
 """Backward pass: chunks in reverse, replayed from their checkpoints, with scalar adjoints.
 
-A chunk is replayed twice: once to keep the belief before every window of a few tokens, then
-window by window, last one first, to keep the belief before every token of that window. The adjoints
-of mean and variance walk back over those. Both kinds of beliefs go to a scratch array of a few
-kilobytes per warp, which the second-level cache holds; a path of 64 tokens would not fit there.
+A chunk is replayed twice: once to store the belief before every window of a few tokens, then window
+by window, from the last to the first, to store the belief before every token of that window. The
+adjoints of mean and variance walk back over these. Both kinds of beliefs go to a scratch array of
+16 KiB per warp, which the L2 cache can hold; a path of 64 tokens would not fit.
 
-Given the beliefs, an adjoint walks back by an affine map. So time can be split here too:
-``adjoint_summary_kernel`` reduces every segment to four numbers per lane in one walk forward,
-``incoming_kernel`` carries the last adjoint over them, and ``adjoint_kernel`` walks back with what
-truly arrives.
+Given the beliefs, an adjoint passes a segment by an affine map, so time can be split here too:
+``adjoint_summary_kernel`` reduces every segment to four numbers per lane in one forward pass,
+``incoming_kernel`` carries the final adjoint over them, and ``adjoint_kernel`` walks back with the
+adjoint that arrives at each segment. ``sum_kernel`` adds up partial sums over programs, in the
+order of their numbers, so that results are the same on every run.
 """
 
 from typing import NamedTuple
@@ -19,8 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kalman_attention.filtering.segment import AdjointMap
-from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs
-from kalman_attention.ops.raw import dense, rows
+from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs, dense, rows
 from kalman_attention.ops.triton.lane import (
     adjoint_then,
     faded,
@@ -53,10 +53,10 @@ from kalman_attention.ops.triton.schedule import (
     BACKWARD_LANES,
     WINDOW,
     Schedule,
+    ceil,
     schedule,
     wave_rows,
 )
-from kalman_attention.ops.triton.sums import add_up
 
 MAP_FIELDS = (2, len(AdjointMap._fields) - 2)
 """Numbers in the summary of a segment: cross and dmu_0 per slot; gain and ds_0 per block."""
@@ -69,7 +69,7 @@ def replay(
     a, p, half, mu, s, into, batch, begin, stop, n, d, lane, block_lane, N, D,
     EVERY: tl.constexpr, TILE: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Filter tokens begin to stop; store the belief before every EVERY-th of them."""
+    """Filter the tokens from begin to stop; store the belief before every EVERY-th of them."""
     for i in range(0, tl.cdiv(stop - begin, EVERY)):
         tl.store(into + 2 * i * TILE + lane, mu)
         tl.store(into + (2 * i + 1) * TILE + block_lane, s)
@@ -84,7 +84,7 @@ def replay(
             a_t, p_t = step_to(a, p, half, dt, dt_sb, dt_st, dt_sd, batch, t, d, keep_d)
             s_new, mu_new, _r = filter_step(a_t, p_t, phi, b, s, mu, dt is not None)
             s, mu = tl.where(real, s_new, s), tl.where(real, mu_new, mu)
-    tl.debug_barrier()  # what was stored is loaded again by the same warp
+    tl.debug_barrier()  # the same warp loads what it has just stored
 
 
 @kernel
@@ -97,12 +97,12 @@ def adjoint_kernel(
     CHUNK: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Walk one segment of a row back and collect every gradient.
+    """Walk back over one segment of a row and collect all gradients.
 
     The adjoint that arrives is [R, segments, N, D] and [R, segments, G, D]. dk and dq are sums over
     this block of channels, [blocks, B, T, N]; ``dynamics`` collects da_bar and dp_bar in float64,
-    [2, R, segments, G, D], with ``stride`` between them. With gaps it is -log a_bar whose gradient
-    stands in place of da_bar, and ddt is [B, T, D] whatever the width of dt.
+    [2, R, segments, G, D], with ``stride`` between them. With gaps, da_bar is the gradient with
+    respect to -log a_bar, and ddt is [B, T, D] for any width of dt.
     """
     row, segment, block = locate(first_row, segments, blocks)
     batch, first, end, chunk_0 = span_of(row, T, cu_seqlens, CHUNK)
@@ -121,7 +121,7 @@ def adjoint_kernel(
     here_g = (row * segments + segment) * size_g + at_g
     dmu = tl.load(dmean_ends + here, mask=has, other=0.0)
     ds = tl.load(dvariance_ends + here_g, mask=has_g, other=0.0)
-    # Tiles of this program alone, so that a lane's place among them is known when compiling.
+    # Scratch tiles belong to this program alone, so a lane's offset is known at compile time.
     channel, g = tl.arange(0, BLOCK_D)[None, None, :], tl.arange(0, BLOCK_G)[None, :, None]
     block_lane = g * BLOCK_D + channel
     lane = block_lane + tl.arange(0, BLOCK_M)[:, None, None] * (BLOCK_G * BLOCK_D)
@@ -202,6 +202,7 @@ def adjoint_kernel(
                 tl.store(dk + slot, tl.sum(dk_nd, axis=2), mask=has_n)
                 tl.store(dq + slot, dq_n, mask=has_n)
             tl.debug_barrier()
+        # Once per chunk, in float64: a sum over a long sequence needs more digits than one chunk.
         da_old = tl.load(dynamics + here_g, mask=has_g, other=0.0)
         dp_old = tl.load(dynamics + field + here_g, mask=has_g, other=0.0)
         tl.store(dynamics + here_g, da_old + da, mask=has_g)
@@ -221,8 +222,8 @@ def adjoint_summary_kernel(
 ):  # fmt: skip
     """The adjoint map of one segment.
 
-    cross and dmu_0 go into [2, R, segments, N, D], ``stride`` apart; what slots share, gain and
-    ds_0, into [2, R, segments, G, D].
+    cross and dmu_0 go into [2, R, segments, N, D], ``stride`` apart; gain and ds_0, which slots
+    share, into [2, R, segments, G, D].
     """
     row, segment, block = locate(0, segments, blocks)
     batch, first, end, chunk_0 = span_of(row, T, cu_seqlens, CHUNK)
@@ -276,7 +277,7 @@ def incoming_kernel(
     T, N, G, D, blocks, segments, per_segment, stride, block_stride,
     CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Carry the last adjoint of a row back over its segments, [R, segments, *, D]."""
+    """Carry the final adjoint of a row back over its segments, [R, segments, *, D]."""
     row, _, block = locate(0, 1, blocks)
     _, first, end, _ = span_of(row, T, cu_seqlens, CHUNK)
     G = N if BLOCK_M == 1 else G  # one value, so that its offsets are computed once
@@ -302,7 +303,7 @@ def incoming_kernel(
 
 
 class Upstream(NamedTuple):
-    """Gradients that arrive: by y and y_var with their strides, and by the last belief."""
+    """Gradients with respect to y and y_var, with their strides, and to the final belief."""
 
     outputs: tuple[Tensor | None, Tensor | None]
     strides: tuple[int, ...]
@@ -374,7 +375,7 @@ def _upstream(
 def _incoming(
     inputs: ScanInputs, tokens: Tokens, upstream: Upstream, cut: Schedule, saved: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Adjoint that reaches every segment's end, [R, segments, N, D] and [R, segments, G, D]."""
+    """Adjoint that arrives at each segment, [R, segments, N, D] and [R, segments, G, D]."""
     T, like, G = inputs.v.shape[1], tokens.state_0[0], inputs.a_bar.shape[0]
     R, N, D = like.shape
     shapes = (R, cut.segments, N, D), (R, cut.segments, G, D)
@@ -396,6 +397,33 @@ def _incoming(
 
 
 def _scratch(like: Tensor, cut: Schedule) -> Tensor:
-    """Beliefs before the windows of a chunk and the tokens of a window, per program of a wave."""
+    """Memory for the beliefs of a chunk's windows and of a window's tokens, per program."""
     programs = min(len(like), wave_rows(cut)) * cut.segments * cut.blocks
     return like.new_empty(programs, 2 * (CHUNK // WINDOW + WINDOW), *cut.tile)
+
+
+COLUMNS = 128
+"""Columns that one program sums, four per thread."""
+
+
+@kernel
+def sum_kernel(partial, out, rows, columns, BLOCK: tl.constexpr):
+    """Sum over the rows of [rows, columns], in order."""
+    column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    has = column < columns
+    total = tl.full((BLOCK,), 0.0, partial.dtype.element_ty)
+    here = partial + column
+    for _ in range(0, rows):
+        total += tl.load(here, mask=has, other=0.0)
+        here += columns
+    tl.store(out + column, total, mask=has)
+
+
+def add_up(partial: Tensor, like: Tensor) -> Tensor:
+    """Sum over the first axis, in the shape and dtype of ``like``."""
+    out = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+    columns = out.numel()
+    if columns:
+        grid = (ceil(columns, COLUMNS),)
+        sum_kernel[grid](partial, out, len(partial), columns, COLUMNS, **OPTIONS)
+    return out

@@ -1,8 +1,9 @@
-"""Forward pass: walk time with the belief of a tile in registers.
+"""Forward pass and single step: the belief of a tile stays in registers while time advances.
 
-Lane-serial, ``filter_kernel`` does it all. Time-split, ``summary_kernel`` reduces each segment to
-five numbers per lane, ``starts_kernel`` carries the first belief over them, and ``filter_kernel``
-replays every segment from where it truly starts.
+In the lane-serial schedule ``filter_kernel`` is the whole pass. In the time-split schedule
+``summary_kernel`` reduces each segment to five numbers per lane, ``starts_kernel`` carries the
+initial belief over them, and ``filter_kernel`` replays every segment from its true start.
+``step_kernel`` filters one token per row, for decoding.
 """
 
 import torch
@@ -11,8 +12,21 @@ from torch import Tensor
 
 from kalman_attention.filtering.segment import FilterMap
 from kalman_attention.ops.contract import CHUNK, ScanInputs, ScanResult
-from kalman_attention.ops.triton.lane import filter_step, filter_then, over_slots, reciprocal
-from kalman_attention.ops.triton.launch import OPTIONS, Tokens, on_device, prepare
+from kalman_attention.ops.triton.lane import (
+    filter_step,
+    filter_then,
+    over_slots,
+    reciprocal,
+    seen,
+)
+from kalman_attention.ops.triton.launch import (
+    OPTIONS,
+    Tokens,
+    decay_of,
+    on_device,
+    prepare,
+    width_of,
+)
 from kalman_attention.ops.triton.place import (
     blocks_exist,
     chunks_of,
@@ -29,7 +43,13 @@ from kalman_attention.ops.triton.place import (
     token_evidence,
     token_is_real,
 )
-from kalman_attention.ops.triton.schedule import FORWARD_LANES, Schedule, schedule
+from kalman_attention.ops.triton.schedule import (
+    FORWARD_LANES,
+    Schedule,
+    lanes_for,
+    schedule,
+)
+from kalman_attention.ops.triton.schedule import cut as cut_sizes
 
 MAP_FIELDS = (2, len(FilterMap._fields) - 2)
 """Numbers in the summary of a segment: mu and eta per slot; s, gain and J per block."""
@@ -43,7 +63,7 @@ def filter_kernel(
     T, N, G, D, chunks, blocks, segments, per_segment,
     CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Filter one segment of a row from its start, [R, segments, N, D]; save beliefs if asked."""
+    """Filter one segment of a row from its start, [R, segments, N, D]; save beliefs on request."""
     row, segment, block = locate(0, segments, blocks)
     batch, first, end, chunk_0 = span_of(row, T, cu_seqlens, CHUNK)
     c0, c1, last = chunks_of(segment, per_segment, first, end, CHUNK)
@@ -94,7 +114,7 @@ def summary_kernel(
 ):  # fmt: skip
     """The map of one segment.
 
-    mu and eta go into [2, R, segments, N, D], ``stride`` apart; what slots share, s, gain and J,
+    mu and eta go into [2, R, segments, N, D], ``stride`` apart; s, gain and J, which slots share,
     into [3, R, segments, G, D].
     """
     row, segment, block = locate(0, segments, blocks)
@@ -134,7 +154,7 @@ def starts_kernel(
     T, N, G, D, blocks, segments, per_segment, stride, block_stride,
     CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Carry the first belief of a row over the maps of its segments, [R, segments, *, D]."""
+    """Carry the initial belief of a row over the maps of its segments, [R, segments, *, D]."""
     row, _, block = locate(0, 1, blocks)
     _, first, end, _ = span_of(row, T, cu_seqlens, CHUNK)
     G = N if BLOCK_M == 1 else G  # one value, so that its offsets are computed once
@@ -151,7 +171,7 @@ def starts_kernel(
         here_g = (row * segments + segment) * size_g + at_g
         tl.store(mean_starts + here, mu, mask=has)
         tl.store(variance_starts + here_g, s, mask=has_g)
-        # Read where it is used: all five at once do not fit beside the belief.
+        # Load each number where it is used: all five at once would exceed the registers.
         J = tl.load(block_maps + 2 * field_g + here_g, mask=has_g, other=0.0)
         scale = reciprocal(1.0 + J * s)
         eta = tl.load(maps + field + here, mask=has, other=0.0)
@@ -204,3 +224,69 @@ def _starts(inputs: ScanInputs, tokens: Tokens, cut: Schedule) -> tuple[Tensor, 
         cu_seqlens, maps, block_maps, *tokens.state_0, *starts, *sizes, CHUNK, *cut.tile, **OPTIONS
     )
     return starts
+
+
+@kernel
+def step_kernel(
+    q, k, v, lam_v, dt, mask, q_sb, k_sb, v_sb, lam_v_sb, dt_sb, dt_sd, mask_sb,
+    a_bar, p_bar, mean_0, variance_0, y, y_var, mean, variance, N, G, D, blocks,
+    BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Filter one token of one row."""
+    row, _, block = locate(0, 1, blocks)
+    G = N if BLOCK_M == 1 else G  # one value, so that its offsets are computed once
+    n, d, at, at_g, _first = lanes_of(block, N, G, D, BLOCK_M, BLOCK_G, BLOCK_D)
+    _, has_d, has = lanes_exist(n, d, N, D)
+    has_g = blocks_exist(has)
+    DTYPE: tl.constexpr = a_bar.dtype.element_ty
+    here, here_g = row * N * D + at, row * G * D + at_g
+    s = tl.load(variance_0 + here_g, mask=has_g, other=0.0)
+    mu = tl.load(mean_0 + here, mask=has, other=0.0)
+    real = row >= 0 if mask is None else tl.load(mask + row * mask_sb) != 0
+    keep_n, keep_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
+    q_t = tl.load(q + row * q_sb + n, mask=keep_n, other=0.0).to(DTYPE)
+    k_t = tl.load(k + row * k_sb + n, mask=keep_n, other=0.0).to(DTYPE)
+    v_t = tl.load(v + row * v_sb + d, mask=keep_d, other=0.0).to(DTYPE)
+    lam_v_t = tl.load(lam_v + row * lam_v_sb + d, mask=keep_d, other=0.0).to(DTYPE)
+    GAPS: tl.constexpr = dt is not None
+    a, p, half, _unit = dynamics_of(a_bar, p_bar, at_g, has_g, GAPS)
+    a, p = step_to(a, p, half, dt, dt_sb, 0, dt_sd, row, 0, d, keep_d)
+    phi, b = token_evidence(k_t, seen(v_t, lam_v_t), lam_v_t)
+    s_new, mu_new, _r = filter_step(a, p, phi, b, s, mu, GAPS)
+    s, mu = tl.where(real, s_new, s), tl.where(real, mu_new, mu)
+    tl.store(mean + here, mu, mask=has)
+    tl.store(variance + here_g, s, mask=has_g)
+    tl.store(y + row * D + d, over_slots(q_t[:, :, None] * mu), mask=has_d)
+    if y_var is not None:
+        tl.store(y_var + row * D + d, over_slots(squares(q_t)[:, :, None] * s), mask=has_d)
+
+
+@on_device
+def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
+    """Filter one token per row: ``forward`` for inputs without the T axis.
+
+    Args:
+        inputs: q, k ``[B, N]``, v, lam_v ``[B, D]``, mask ``[B]``.
+        return_variance: also compute y_var.
+
+    Returns:
+        y and y_var ``[B, D]``, the new belief, no checkpoints.
+    """
+    dtype = inputs.compute_dtype
+    q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, *_ = inputs.dense(dtype)
+    a_bar, dt = decay_of(inputs, a_bar), inputs.dt
+    mask = None if mask is None else mask.view(torch.uint8)
+    (R, N, D), G = mean_0.shape, len(a_bar)
+    y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    y_var = torch.empty_like(y) if return_variance else None
+    mean, variance = torch.empty_like(mean_0), torch.empty_like(variance_0)
+    plan = cut_sizes(R, 1, N, D, lanes_for(dtype, FORWARD_LANES), N // G)
+    strides = [x.stride(0) for x in (q, k, v, lam_v)]
+    strides += (0, 0) if dt is None else (dt.stride(0), width_of(dt))
+    strides.append(0 if mask is None else mask.stride(0))
+    step_kernel[(R * plan.blocks,)](
+        q, k, v, lam_v, dt, mask, *strides,
+        a_bar, p_bar, mean_0, variance_0, y, y_var, mean, variance,
+        N, G, D, plan.blocks, *plan.tile, **OPTIONS,
+    )  # fmt: skip
+    return ScanResult(y, y_var, mean, variance, None)

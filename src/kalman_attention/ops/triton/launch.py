@@ -1,4 +1,4 @@
-"""How kernels are launched: compiler options, and the arguments that all of them share."""
+"""Launching kernels: compiler options, and the arguments that all kernels share."""
 
 import functools
 from collections.abc import Callable
@@ -12,23 +12,21 @@ from kalman_attention.ops.contract import ScanInputs
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
+# A program is a single warp, so it may use all 255 registers; without an explicit limit ptxas aims
+# at 168 for some kernels and spills. Fusion is explicit because its default depends on the release.
 OPTIONS = {"num_warps": 1, "maxnreg": 255, "enable_fp_fusion": True}
-"""Compiler options of every launch.
-
-A program is one warp, so registers may be used up: without the limit said aloud ptxas aims at 168
-for some kernels and spills. Fusion is named because its default depends on the release.
-"""
+"""Compiler options of every launch."""
 
 
 class Tokens(NamedTuple):
-    """What every kernel that walks time is given, in the order of its parameters.
+    """Arguments of every kernel that processes time, in the order of its parameters.
 
     Attributes:
         arrays: q, k, v, lam_v, dt, mask, cu_seqlens.
-        strides: batch and time strides of q, k, v, lam_v, dt, mask; after those of dt that of its
-            channels.
-        dynamics: a_bar and p_bar, dense, in the arithmetic dtype; with dt -log a_bar and p_bar.
-        state_0: first mean and variance, likewise.
+        strides: batch and time strides of q, k, v, lam_v, dt, mask; dt also has a channel stride.
+        dynamics: a_bar and p_bar, contiguous, in the arithmetic dtype; with dt, -log a_bar and
+            p_bar.
+        state_0: initial mean and variance, contiguous, in the arithmetic dtype.
     """
 
     arrays: tuple[Tensor | None, ...]
@@ -38,12 +36,12 @@ class Tokens(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the arithmetic."""
+        """Dtype of the arithmetic."""
         return self.state_0[0].dtype
 
 
 def prepare(inputs: ScanInputs) -> Tokens:
-    """Bring the arguments of a call into the form of the kernels; copies only what it must."""
+    """Bring the arguments of a call into the form of the kernels; copies only where necessary."""
     call = inputs.dense(inputs.arithmetic_dtype)
     mask = None if call.mask is None else call.mask.view(torch.uint8)
     strides = [stride for x in call[:4] for stride in x.stride()[:2]]
@@ -58,15 +56,13 @@ def prepare(inputs: ScanInputs) -> Tokens:
 
 
 def decay_of(inputs: ScanInputs, a_bar: Tensor) -> Tensor:
-    """The decay as kernels read it: a_bar, or its rate -log a_bar if there are gaps.
-
-    In float64 whatever the arithmetic: it happens once, and decays near 1 need the digits.
-    """
+    """The decay as kernels read it: a_bar, or the rate -log a_bar if there are gaps."""
+    # Always in float64: it happens once per call, and decays near 1 need the digits.
     return a_bar if inputs.dt is None else inputs.a_bar.double().log().neg().to(a_bar.dtype)
 
 
 def width_of(dt: Tensor) -> int:
-    """Distance between the channels of dt; 0 if they have one in common."""
+    """Stride between the channels of dt; 0 if all channels share one gap."""
     return 0 if dt.shape[-1] == 1 else dt.stride(-1)
 
 

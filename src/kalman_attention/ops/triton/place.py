@@ -1,7 +1,7 @@
-"""Where a program stands: its row, segment and channels, and how it reads tokens there.
+"""The place of a program: its row, segment and channels, and how it reads tokens there.
 
 Every offset is a 64-bit integer. Nothing is specialised on the values of sizes or on the alignment
-of pointers, so one compiled variant serves all shapes and the order of no sum depends on either.
+of pointers: one compiled variant serves all shapes, and the order of sums depends on neither.
 """
 
 import inspect
@@ -17,15 +17,13 @@ SIZES = (
     *("B", "T", "N", "G", "D", "rows", "columns", "chunks", "blocks", "segments", "per_segment"),
     *("stride", "block_stride", "first_row"),
 )
-"""Integer arguments, besides strides: of rows, tokens and channels, in _sb, _st and _sd."""
+"""Integer arguments other than strides, which end in _sb (row), _st (token) or _sd (channel)."""
 
 
 def kernel(function: Callable[..., None]) -> Any:
-    """``triton.jit`` for an entry point: compiled per dtype and constexpr, for nothing else.
-
-    Integers are always 64 bits wide. By default it would depend on their values, and the 32-bit
-    variants need more registers, because every use widens them first.
-    """
+    """``triton.jit`` for an entry point, specialised on dtypes and constexprs only."""
+    # Integers are always 64 bits wide. By default their width depends on their values, and the
+    # 32-bit variants need more registers, because every use has to widen them first.
     parameters = inspect.signature(function).parameters.values()
     names = [p.name for p in parameters if p.annotation is not tl.constexpr]
     integers = [name for name in names if name in SIZES or name[-3:] in ("_sb", "_st", "_sd")]
@@ -35,7 +33,7 @@ def kernel(function: Callable[..., None]) -> Any:
 
 @triton.jit
 def locate(first_row, segments, blocks):
-    """Row, segment and channel block of this program; blocks of a segment are neighbours."""
+    """Row, segment and channel block of this program; the blocks of a segment are adjacent."""
     number = tl.program_id(0).to(tl.int64)
     return first_row + number // blocks // segments, number // blocks % segments, number % blocks
 
@@ -43,6 +41,7 @@ def locate(first_row, segments, blocks):
 @triton.jit
 def span_of(row, T, cu_seqlens, CHUNK: tl.constexpr):
     """Batch row, first token, one past the last token and first checkpoint of a row."""
+    # row * 0 instead of 0: both branches must return values of the same type.
     if cu_seqlens is None:
         return row, row * 0, row * 0 + T, row * tl.cdiv(T, CHUNK)
     else:
@@ -61,14 +60,14 @@ def chunks_of(segment, per_segment, first, end, CHUNK: tl.constexpr):
 
 @triton.jit
 def lanes_of(block, N, G, D, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Slots and channels of a tile, and where its lanes and blocks stand in memory.
+    """Slots and channels of a tile, and the offsets of its lanes and blocks in memory.
 
     Returns:
-        n: slots, ``[M, G]``; one that no block has is number N.
+        n: slots, ``[M, G]``; N for places beyond the end of a block.
         d: channels, ``[D]``.
         at: offsets of the lanes in an ``[N, D]`` array, ``[M, G, D]``.
-        at_g: of the blocks in a ``[G, D]`` array, ``[1, G, D]``.
-        at_first: of their first slots in an ``[N, D]`` array.
+        at_g: offsets of the blocks in a ``[G, D]`` array, ``[1, G, D]``.
+        at_first: offsets of their first slots in an ``[N, D]`` array.
     """
     g, d = tl.arange(0, BLOCK_G)[None, :], block * BLOCK_D + tl.arange(0, BLOCK_D)
     row, column = (d * 0 + D)[None, None, :], d[None, None, :]
@@ -83,14 +82,14 @@ def lanes_of(block, N, G, D, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK
 
 @triton.jit
 def lanes_exist(n, d, N, D):
-    """Which slots, channels and lanes of a tile there are."""
+    """Masks of the slots, channels and lanes of a tile that exist."""
     has_n, has_d = n < N, d < D
     return has_n, has_d, has_n[:, :, None] & has_d[None, None, :]
 
 
 @triton.jit
 def blocks_exist(has):
-    """Which blocks of a tile there are: those whose first slot there is."""
+    """Mask of the blocks of a tile that exist: those with at least one slot."""
     if has.shape[0] == 1:
         return has
     else:
@@ -99,7 +98,7 @@ def blocks_exist(has):
 
 @triton.jit
 def token_is_real(mask, mask_sb, mask_st, row, t, end):
-    """Whether there is a token at t: before the end and not padding."""
+    """Whether t is a real token: before the end and not padding."""
     if mask is None:
         return t < end
     else:
@@ -117,7 +116,7 @@ def observe(
     k, v, lam_v, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st,
     row, t, n, d, keep_n, keep_d, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Key, value and precision of token t, [M, G], [D] and [D]; 0 where there is none."""
+    """Key, value and precision of token t, [M, G], [D] and [D]; 0 where masked."""
     k_t = read(k, k_sb, k_st, row, t, n, keep_n, DTYPE)
     v_t = read(v, v_sb, v_st, row, t, d, keep_d, DTYPE)
     lam_v_t = read(lam_v, lam_v_sb, lam_v_st, row, t, d, keep_d, DTYPE)
@@ -146,7 +145,7 @@ def dynamics_of(a_bar, p_bar, place, has_g, GAPS: tl.constexpr):
     a = tl.load(a_bar + place, mask=has_g, other=0.0)
     p = tl.load(p_bar + place, mask=has_g, other=0.0)
     if GAPS:
-        half = reciprocal(tl.where(a > 0.0, 2.0 * a, 1.0))  # not read without decay
+        half = reciprocal(tl.where(a > 0.0, 2.0 * a, 1.0))  # unused without decay
         _u, h = over_gap(a, half, tl.full(a.shape, 1.0, a.dtype))
         unit = reciprocal(h)
         return a, p * unit, half, unit
@@ -156,14 +155,14 @@ def dynamics_of(a_bar, p_bar, place, has_g, GAPS: tl.constexpr):
 
 @triton.jit
 def gap_before(dt, dt_sb, dt_st, dt_sd, row, t, d, keep_d, DTYPE: tl.constexpr):
-    """Time before token t, ``[1, 1, D]``; 0 where there is no token."""
+    """Time before token t, ``[1, 1, D]``; 0 at padding."""
     gap = tl.load(dt + row * dt_sb + t * dt_st + d * dt_sd, mask=keep_d, other=0.0).to(DTYPE)
     return gap[None, None, :]
 
 
 @triton.jit
 def step_to(a, p, half, dt, dt_sb, dt_st, dt_sd, row, t, d, keep_d):
-    """Decay and noise variance of the step to token t, as ``faded`` reads the decay."""
+    """Decay, in the form that ``faded`` takes, and noise variance of the step to token t."""
     if dt is None:
         return a, p
     else:

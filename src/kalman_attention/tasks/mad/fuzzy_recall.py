@@ -5,10 +5,10 @@
     input        #  # | k1 k0 v0 v2 | k3 k2 v1 | k1 k0 v0 v2 | k3 k2
     test target  _  _ |  _  _  _  _ |  _  _  _ |  _ v0 v2  _ |  _ v1
 
-A motif is an ordered choice of different tokens. In training, keys have one to three tokens, in
-test always three: the test asks for more than training shows. Training targets are the next token
-everywhere, padding included. A last pair, the probe, repeats a pair that was placed somewhere in
-the context; about one time in 43 its place lies past the end and the question has no answer.
+A motif is an ordered selection of distinct tokens. In training, keys have one to three tokens, in
+test always three: the test is harder than the training data. Training targets are the next token
+everywhere, including padding. The last pair, the probe, repeats a pair that was placed somewhere in
+the context; in about one of 43 sequences that place is past the end, and there is no answer.
 """
 
 import itertools
@@ -51,8 +51,8 @@ class FuzzyRecall(Task):
         at_least(self, key_motif=1, value_motif=1)
         if self.num_keys < self.key_motif or self.num_values < self.value_motif:
             raise ValueError(
-                f"a motif holds different tokens: {self.num_keys} keys and {self.num_values} "
-                f"values do not make motifs of {self.key_motif} and {self.value_motif}. Use a "
+                f"a motif consists of distinct tokens: {self.num_keys} keys and {self.num_values} "
+                f"values are too few for motifs of {self.key_motif} and {self.value_motif}. Use a "
                 f"larger vocab_size than {self.vocab_size}."
             )
         at_least(self, seq_len=2 * (self.key_motif + self.value_motif) + 1)
@@ -91,9 +91,9 @@ class FuzzyRecall(Task):
         place = (chosen * (self.seq_len - 2 * probe_len)).long()
         end = self.seq_len - probe_len - self.key_motif - self.value_motif
         text = _Text(count, self.seq_len + 1, keys, values)
-        bound = torch.full((count, len(keys.sizes)), -1)  # the value of each key shown, by row
+        bound = torch.full((count, len(keys.sizes)), -1)  # value of each key shown, per row
         placed = torch.zeros(count, dtype=torch.bool)
-        # One pair per row and turn. Rows that are full wait for the others.
+        # One pair per row and iteration; rows that are full wait for the others.
         while bool((active := text.length < end).any()):
             key = torch.where((text.length >= place) & ~placed, probe_key, draw(keys, shortest))
             is_probe = key == probe_key
@@ -115,9 +115,9 @@ class _Motifs(NamedTuple):
     """All motifs of up to some size, shortest first.
 
     Attributes:
-        tokens: ``[n, longest]``, filled up with -1.
+        tokens: ``[n, longest]``, padded with -1.
         sizes: tokens of each motif, ``[n]``.
-        starts: first motif of each size, and the end, ``[longest + 1]``.
+        starts: index of the first motif of each size, then the end, ``[longest + 1]``.
     """
 
     tokens: Tensor
@@ -125,7 +125,7 @@ class _Motifs(NamedTuple):
     starts: Tensor
 
     def draw(self, count: int, shortest: int, generator: torch.Generator) -> Tensor:
-        """Motifs ``[count]``: first a size of at least ``shortest``, then one of that size."""
+        """Draw motifs ``[count]``: first a size of at least ``shortest``, then a motif of it."""
         longest = len(self.starts) - 1
         size = torch.randint(shortest, longest + 1, (count,), generator=generator)
         start, end = self.starts[size - 1], self.starts[size]
@@ -149,7 +149,7 @@ class _Text:
     def __init__(self, rows: int, width: int, keys: _Motifs, values: _Motifs) -> None:
         self.keys, self.values, self.width = keys, values, width
         self.length = torch.zeros(rows, dtype=torch.int64)
-        # One more column, for what is not to be written.
+        # One extra column takes everything that is not to be written.
         self.tokens = torch.full((rows, width + 1), IGNORE)
         self.targets = torch.full((rows, width + 1), IGNORE)
 

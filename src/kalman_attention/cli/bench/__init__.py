@@ -1,1 +1,0 @@
-"""What ``kla bench`` measures, one file per subject."""

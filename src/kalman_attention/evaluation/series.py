@@ -1,0 +1,73 @@
+"""How good predictions of series are: scores of Gaussian forecasts, and of probabilities.
+
+The scores themselves come from libraries (``pip install 'kalman_attention[series]'``); what is ours
+is which positions count.
+"""
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_Z95 = 1.959963984540054  # quantile of the normal distribution: 95 % lie within
+
+
+def gaussian_scores(mean: Tensor, variance: Tensor, targets: Tensor) -> dict[str, float]:
+    """Scores of Gaussian predictions, one number each.
+
+    Args:
+        mean: of the predictions, any shape, at least one number.
+        variance: of the same shape.
+        targets: what came true, of the same shape.
+
+    Returns:
+        ``mse``; ``nll`` in nats, with its constant; ``crps``, the continuous ranked probability
+        score, in the units of the targets; ``coverage``, the share of targets within the central
+        95 % of their prediction.
+    """
+    rules = _library("scoringrules")
+    mean, variance, targets = (x.double().flatten() for x in (mean, variance, targets))
+    deviation = variance.sqrt()
+    nll = nn.functional.gaussian_nll_loss(mean, targets, variance, full=True, eps=1e-12)
+    crps = rules.crps_normal(targets.numpy(), mean.numpy(), deviation.numpy())
+    return {
+        "mse": nn.functional.mse_loss(mean, targets).item(),
+        "nll": nll.item(),
+        "crps": float(crps.mean()),
+        "coverage": ((targets - mean).abs() <= _Z95 * deviation).double().mean().item(),
+    }
+
+
+def class_scores(probability: Tensor, labels: Tensor) -> dict[str, float]:
+    """Scores of the probabilities of a positive class.
+
+    Args:
+        probability: of class 1, ``[n]``.
+        labels: 0 or 1, ``[n]``; both must occur.
+
+    Returns:
+        ``auroc``; ``auprc``, the average precision; ``ece``, the expected calibration error over
+        15 bins of equal width; ``nll`` in nats.
+    """
+    metrics = _library("sklearn.metrics")
+    calibration = _library("torchmetrics.functional.classification").binary_calibration_error
+    p, y = probability.double().contiguous().numpy(), labels.numpy()
+    if len(set(y.tolist())) < 2:
+        raise ValueError("all labels are equal: a ranking of two classes needs both of them.")
+    return {
+        "auroc": float(metrics.roc_auc_score(y, p)),
+        "auprc": float(metrics.average_precision_score(y, p)),
+        "ece": float(calibration(torch.from_numpy(p), labels, n_bins=15)),
+        "nll": float(metrics.log_loss(y, p)),
+    }
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ValueError(
+            f"scores of series need {name.partition('.')[0]}: "
+            "pip install 'kalman_attention[series]'"
+        ) from error

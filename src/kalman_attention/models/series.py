@@ -1,0 +1,463 @@
+"""Series with uneven time stamps and missing channels, by a stack of KLA layers.
+
+::
+
+    values, observed, times -> a filter per channel         what is known of each by now
+    all of these -> a token per instant                     [B, T, d_model]
+    gaps between times -> dt of every layer                 time moves the belief, nothing else
+    (norm, KLA, residual; norm, MLP, residual) per layer    filtering, or smoothing
+    hidden (and the posterior variance of the last layer) -> head
+
+What is exact here, and what is learned. A channel that was not observed is not read: not its
+value, not a stand-in. An instant at which nothing was observed has evidence of precision 0 in every
+layer, so that time passes and the belief is read, which is how one asks for a prediction. Gaps are
+those of the process itself: an instant without observations between two others changes neither.
+The filters of single channels (``channel_memories``) are exact as well: precision 0 for a channel
+that was not observed, whatever the others do. Learned is how the channels of one instant become
+evidence of the layers: the token sees values, which were observed, and what the filters say, and
+value, precision and key of each layer are functions of the token.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from kalman_attention._reading import from_dict
+from kalman_attention._typing import Mask
+from kalman_attention.models.block import MLP
+from kalman_attention.nn.config import KLAConfig
+from kalman_attention.nn.float32 import KeepsFloat32
+from kalman_attention.nn.kla import KLA
+from kalman_attention.nn.norms import RMSNorm
+from kalman_attention.ops.kla_scan import kla_scan
+from kalman_attention.ops.smooth import kla_smooth
+
+_IMAGES = 100  # at a time: what a convolution writes then stays in the cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesConfig:
+    """Everything that defines a ``SeriesModel``.
+
+    Attributes:
+        channels: numbers that may be observed at an instant; for images their height and width.
+        outputs: numbers that are predicted, or classes.
+        d_model: width of the residual stream.
+        num_layers: layers, each with an MLP.
+        head: ``"gaussian"``, a mean and a variance for each output at every instant, or
+            ``"classes"``, one logit each for the whole series.
+        images: observations are images, ``[B, T, channels, channels]``, seen as a whole or not at
+            all, and a small convolutional network makes tokens of them.
+        channel_memories: filters of every single channel, from the fastest to the slowest; their
+            means and variances are part of the token. 0 for none. Values should be of mean 0 and
+            deviation 1, which is what the filters expect of a channel before it is seen.
+        mixer: ``"kla"``, or ``"gru"``, a gated recurrent unit, which is told gaps as a number.
+        kla: options of the KLA layers that differ from ``SERIES_LAYER``; ``smooth`` makes the model
+            bidirectional, for a GRU as well.
+        use_time: False takes all gaps for equal: the control that does not look at the clock.
+        time_scale: how much time is one unit of the layers; the usual gap is a good choice.
+        tell_gaps: also give each token the time since the last instant with an observation.
+        tell_variance: give the head the posterior variance of the last KLA layer.
+        mlp_width: hidden width of the MLPs; None means twice d_model.
+        dropout: share that is dropped in training of what layers and MLPs add, of the hidden units
+            of the tokens, and of what a head for classes sees.
+        variance_floor: smallest predicted variance.
+    """
+
+    channels: int
+    outputs: int
+    d_model: int = 32
+    num_layers: int = 2
+    head: Literal["gaussian", "classes"] = "gaussian"
+    images: bool = False
+    channel_memories: int = 0
+    mixer: Literal["kla", "gru"] = "kla"
+    kla: dict[str, Any] = field(default_factory=dict)
+    use_time: bool = True
+    time_scale: float = 1.0
+    tell_gaps: bool = False
+    tell_variance: bool = True
+    mlp_width: int | None = None
+    dropout: float = 0.0
+    variance_floor: float = 1e-4
+
+    def __post_init__(self) -> None:
+        for name in ("channels", "outputs", "d_model", "num_layers", "mlp_width"):
+            given = getattr(self, name)
+            if given is not None and given < 1:
+                raise ValueError(f"{name} must be at least 1, got {given}.")
+        for name, words in _WORDS.items():
+            if getattr(self, name) not in words:
+                known = " or ".join(repr(word) for word in words)
+                raise ValueError(f"{name} must be {known}, got {getattr(self, name)!r}.")
+        if not (self.time_scale > 0.0 and self.variance_floor > 0.0 and 0.0 <= self.dropout < 1.0):
+            raise ValueError(
+                "time_scale and variance_floor must be positive and dropout in [0, 1), got "
+                f"{self.time_scale}, {self.variance_floor}, {self.dropout}."
+            )
+        if self.channel_memories < 0 or (self.channel_memories and self.images):
+            raise ValueError(
+                "channel_memories are of channels, not of images, and at least 0; got "
+                f"{self.channel_memories} with images={self.images}."
+            )
+        if self.images and self.channels % 8:
+            raise ValueError(
+                f"images are halved three times: channels must be a multiple of 8, got "
+                f"{self.channels}."
+            )
+        _ = self.layer  # options that do not go together are refused here
+
+    @property
+    def layer(self) -> KLAConfig:
+        """Options of every KLA layer."""
+        return from_dict(
+            KLAConfig,
+            {"d_model": self.d_model, **SERIES_LAYER, **self.kla},
+            "kla of a SeriesConfig",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As nested dictionaries of plain values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(
+        cls, data: object, where: str = "the configuration of a series model"
+    ) -> "SeriesConfig":
+        """The inverse of ``to_dict``, also after a round trip through JSON.
+
+        Args:
+            data: nested dictionaries; names and types are checked.
+            where: what an error names, such as the file.
+        """
+        return from_dict(cls, data, where)
+
+
+SERIES_LAYER: dict[str, Any] = {
+    "conv_kernel": None,  # neighbours in the row may be far away in time
+    "shared_slots": 2,
+    "frequencies": (0.02, 0.6),
+    "evidence_bias": True,
+    "gate_bias": 1.0,
+    "prior": "learned",
+    "dt_min": 0.02,
+    "dt_max": 0.6,
+}
+"""Where KLA layers of series start: oscillators, remembering from 2 to 50 units of time."""
+
+_WORDS = {"head": ("gaussian", "classes"), "mixer": ("kla", "gru")}
+
+
+class SeriesOutput(NamedTuple):
+    """What a ``SeriesModel`` returns, always.
+
+    Attributes:
+        mean: predicted mean at every instant, ``[B, T, outputs]``, or logits, ``[B, outputs]``.
+        variance: of the same shape; None for logits.
+        hidden: what the head sees of the residual stream, ``[B, T, d_model]``.
+    """
+
+    mean: Tensor
+    variance: Tensor | None
+    hidden: Tensor
+
+
+class SeriesModel(nn.Module):
+    """Reads a series and says what is, was or will be: regression, interpolation, classes.
+
+    Args:
+        config: options.
+    """
+
+    def __init__(self, config: SeriesConfig) -> None:
+        super().__init__()
+        self.config = config
+        told = config.tell_gaps or config.mixer == "gru"
+        self.encoder = ImageEncoder(config) if config.images else ChannelEncoder(config)
+        self.gap_proj = nn.Linear(1, config.d_model, bias=False) if told else None
+        self.blocks = nn.ModuleList(SeriesBlock(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.tells_variance = config.tell_variance and config.mixer == "kla"
+        width = config.d_model + (config.layer.width if self.tells_variance else 0)
+        self.head = nn.Linear(width * (1 + (config.head == "classes")), self._answers)
+
+    def forward(
+        self,
+        values: Tensor,
+        observed: Mask | None,
+        times: Tensor,
+        mask: Mask | None = None,
+    ) -> SeriesOutput:
+        """Predict at every instant, or for the whole series.
+
+        Args:
+            values: ``[B, T, channels]``, or images ``[B, T, channels, channels]``, numbers from 0
+                to 1 or bytes. What was not observed may be anything, NaN too.
+            observed: which of them were observed, bool in the shape of values, ``[B, T]`` for
+                images; None for all. Nothing observed at an instant asks for a prediction there.
+            times: time stamps, ``[B, T]``, that do not decrease along a row.
+            mask: ``[B, T]`` bool, False for padding.
+        """
+        if observed is None:
+            observed = times.new_ones(values.shape[: 2 if self.config.images else 3]).bool()
+        self._check(values, observed, times)
+        seen = observed if self.config.images else observed.any(-1)
+        if mask is not None:
+            seen = seen & mask
+        gaps, since = self._gaps(times, seen, mask)
+        x = self.encoder(values, observed, gaps, mask)
+        if self.gap_proj is not None:
+            x = x + self.gap_proj(since.log1p().unsqueeze(-1).to(x.dtype))
+        variance = None
+        for i, block in enumerate(self.blocks, 1):
+            wanted = self.tells_variance and i == self.config.num_layers
+            x, variance = block(x, gaps, seen, mask, return_variance=wanted)
+        hidden = self.norm(x)
+        return self._answer(hidden, variance, mask)
+
+    @property
+    def _answers(self) -> int:
+        """Numbers that the head computes."""
+        return self.config.outputs * (1 + (self.config.head == "gaussian"))
+
+    def _answer(self, hidden: Tensor, variance: Tensor | None, mask: Mask | None) -> SeriesOutput:
+        z = hidden
+        if self.tells_variance and variance is not None:
+            z = torch.cat([z, variance.clamp_min(1e-6).log()], -1)  # 0 at padding, which is cut
+        if self.config.head == "classes":
+            return SeriesOutput(self.head(self.dropout(_pooled(z, mask))), None, hidden)
+        mean, raw = self.head(z).chunk(2, -1)
+        floor = self.config.variance_floor
+        return SeriesOutput(mean, nn.functional.softplus(raw) + floor, hidden)
+
+    def _gaps(self, times: Tensor, seen: Mask, mask: Mask | None) -> tuple[Tensor, Tensor]:
+        """Units of time before each token, and since the last observation, ``[B, T]`` each."""
+        config = self.config
+        if not config.use_time:
+            there = torch.ones_like(times) if mask is None else mask.to(times.dtype)
+            times = there.cumsum(1)
+        real = torch.ones_like(seen) if mask is None else mask
+        scale = config.time_scale if config.use_time else 1.0
+        return _since(times, real, real) / scale, _since(times, seen, real) / scale
+
+    def _check(self, values: Tensor, observed: Mask, times: Tensor) -> None:
+        config, shape = self.config, tuple(times.shape)
+        size = (config.channels,) * (2 if config.images else 1)
+        if times.dim() != 2 or tuple(values.shape) != shape + size:
+            raise ValueError(
+                f"values are {list(values.shape)} and times {list(shape)}, but this model takes "
+                f"values [B, T, {', '.join(map(str, size))}] and times [B, T]."
+            )
+        wanted = shape if config.images else tuple(values.shape)
+        if observed.dtype != torch.bool or tuple(observed.shape) != wanted:
+            raise ValueError(
+                f"observed is {observed.dtype} {list(observed.shape)} but must be bool "
+                f"{list(wanted)}: True where a value was observed."
+            )
+
+
+class SeriesBlock(nn.Module):
+    """A mixer over time and an MLP over channels, each behind a norm and beside a residual.
+
+    Args:
+        config: options of the model.
+    """
+
+    def __init__(self, config: SeriesConfig) -> None:
+        super().__init__()
+        self.norm, self.mlp_norm = RMSNorm(config.d_model), RMSNorm(config.d_model)
+        self.mixer = KLA(config.layer) if config.mixer == "kla" else GRU(config)
+        self.mlp = MLP(config.d_model, config.mlp_width or 2 * config.d_model, "swiglu")
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        seen: Mask,
+        mask: Mask | None = None,
+        *,
+        return_variance: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The residual stream after the block, and the posterior variance of its read-out."""
+        h, variance = self.norm(x), None
+        if isinstance(self.mixer, KLA):
+            found = self.mixer.mix(h, None, mask, dt=dt, seen=seen, return_variance=return_variance)
+            y, variance = found.y, found.variance
+        else:
+            y = self.mixer(h, mask)
+        x = x + self.dropout(y)
+        return x + self.dropout(self.mlp(self.mlp_norm(x))), variance
+
+
+class GRU(nn.Module):
+    """torch's gated recurrent unit over rows that may be padded, as a control.
+
+    Args:
+        config: options of the model; ``smooth`` of its layers reads rows in both directions.
+    """
+
+    def __init__(self, config: SeriesConfig) -> None:
+        super().__init__()
+        both = config.layer.smooth
+        self.unit = nn.GRU(config.d_model, config.d_model, batch_first=True, bidirectional=both)
+        self.out_proj = nn.Linear((2 if both else 1) * config.d_model, config.d_model, bias=False)
+
+    def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
+        """``[B, T, d_model]``; padding is moved to the end of its row, and back."""
+        if mask is None:
+            return self.out_proj(self.unit(x)[0])  # type: ignore[no-any-return]
+        order = torch.argsort(mask, dim=1, descending=True, stable=True).unsqueeze(-1)
+        lengths = mask.sum(1).clamp_min(1).cpu()
+        packed = nn.utils.rnn.pack_padded_sequence(
+            torch.take_along_dim(x, order, 1), lengths, batch_first=True, enforce_sorted=False
+        )
+        h, _ = nn.utils.rnn.pad_packed_sequence(
+            self.unit(packed)[0], batch_first=True, total_length=x.shape[1]
+        )
+        y = torch.take_along_dim(self.out_proj(h), order.argsort(1), 1)
+        return y * mask.unsqueeze(-1)
+
+
+class ChannelEncoder(nn.Module):
+    """A token from the channels that were observed, which they are, and what is known of all.
+
+    Args:
+        config: options of the model.
+    """
+
+    def __init__(self, config: SeriesConfig) -> None:
+        super().__init__()
+        channels, d_model = config.channels, config.d_model
+        self.memory = ChannelFilter(config) if config.channel_memories else None
+        width = 2 * channels * (1 + config.channel_memories)
+        self.in_proj = nn.Linear(width, 2 * d_model)
+        self.out_proj = nn.Linear(2 * d_model, d_model)
+        self.skip = nn.Linear(width, d_model, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, values: Tensor, observed: Mask, dt: Tensor, mask: Mask | None = None
+    ) -> Tensor:
+        """``[B, T, channels]`` to ``[B, T, d_model]``; what was not observed is not read."""
+        known = values.where(observed, values.new_zeros(()))
+        parts = [known, observed.to(known.dtype)]
+        if self.memory is not None:
+            parts += self.memory(known, observed, dt, mask)
+        x = torch.cat(parts, -1)
+        h = self.dropout(nn.functional.silu(self.in_proj(x)))
+        token: Tensor = self.skip(x) + self.out_proj(h)
+        return token
+
+
+class ChannelFilter(KeepsFloat32):
+    """Kalman filters of single channels, each an Ornstein-Uhlenbeck process of deviation 1.
+
+    A channel that was not observed brings no evidence to its filters: their belief drifts back to
+    mean 0 and variance 1, the more the longer nothing is seen. Forgetting takes exp(-log_a) units
+    of time, and observations have the precision exp(log_lam_v), both learned.
+
+    Args:
+        config: options of the model; with ``smooth`` of its layers filters look back as well.
+    """
+
+    parameter_group: ClassVar[str] = "state_space"
+
+    def __init__(self, config: SeriesConfig) -> None:
+        super().__init__()
+        self.config = config
+        shape = (config.channel_memories, config.channels)
+        self.log_a, self.log_lam_v = (nn.Parameter(torch.empty(shape)) for _ in range(2))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start with memories of 2 to 50 units, spread evenly in the logarithm; precision 1."""
+        if self.log_a.is_meta:
+            return  # nothing to start, and torch would import its compiler for it
+        spread = torch.linspace(-math.log(2.0), -math.log(50.0), len(self.log_a))
+        self.log_a.copy_(spread.unsqueeze(1).expand_as(self.log_a))
+        self.log_lam_v.zero_()
+
+    def forward(
+        self, values: Tensor, observed: Mask, dt: Tensor, mask: Mask | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Posterior means and log variances, ``[B, T, memories * channels]`` each."""
+        memories, dtype = self.config.channel_memories, values.dtype
+        log_a, log_lam_v = (x.flatten().to(dtype) for x in (self.log_a, self.log_lam_v))
+        a = log_a.exp().unsqueeze(0)  # [1, D]
+        one = values.new_ones(*values.shape[:2], 1)
+        filtered = kla_smooth if self.config.layer.smooth else kla_scan
+        options: dict[str, Any] = {} if self.config.layer.smooth else {"return_variance": True}
+        found = filtered(
+            *(one, one, values.repeat(1, 1, memories)),
+            observed.repeat(1, 1, memories) * log_lam_v.exp(),
+            *(torch.exp(-a), -torch.expm1(-2.0 * a)),
+            dt=dt.to(dtype),
+            mask=mask,
+            **options,
+        )
+        assert found.y_var is not None
+        return found.y, found.y_var.clamp_min(1e-6).log()
+
+
+class ImageEncoder(nn.Module):
+    """A token from an image, by two small convolutions.
+
+    That of the literature of RKN but for one thing: the first convolution moves by two pixels
+    where theirs moves by one and pools, which takes three times as long on a CPU.
+
+    Args:
+        config: options of the model.
+        hidden: width before the token.
+    """
+
+    def __init__(self, config: SeriesConfig, hidden: int = 30) -> None:
+        super().__init__()
+        size, d_model = config.channels, config.d_model
+        self.net = nn.Sequential(
+            nn.Conv2d(1, 12, 5, stride=2, padding=2),
+            nn.ReLU(),
+            nn.Conv2d(12, 12, 3, stride=2, padding=1),
+            nn.MaxPool2d(2),  # before the ReLU: the same, on a quarter of the numbers
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(12 * (size // 8) ** 2, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, d_model),
+        )
+        self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(
+        self, images: Tensor, observed: Mask, dt: Tensor, mask: Mask | None = None
+    ) -> Tensor:
+        """``[B, T, size, size]`` to ``[B, T, d_model]``; images not observed are not read."""
+        dtype = next(self.parameters()).dtype
+        x = images.to(dtype) / 255.0 if images.dtype == torch.uint8 else images.to(dtype)
+        x = x.where(observed[..., None, None], x.new_zeros(())).flatten(0, 1).unsqueeze(1)
+        tokens = torch.cat([self.net(part) for part in torch.split(x, _IMAGES)])
+        return torch.unflatten(tokens, 0, images.shape[:2])
+
+
+def _pooled(z: Tensor, mask: Mask | None) -> Tensor:
+    """Mean over instants and what stands at the last, ``[B, T, D]`` to ``[B, 2 D]``."""
+    if mask is None:
+        return torch.cat([z.mean(1), z[:, -1]], -1)
+    weight = mask.unsqueeze(-1).to(z.dtype)
+    mean = (z * weight).sum(1) / weight.sum(1).clamp_min(1.0)
+    place = torch.arange(z.shape[1], device=z.device) * mask  # 0 at padding
+    last = place.argmax(1)[:, None, None].expand(-1, 1, z.shape[-1])
+    return torch.cat([mean, z.gather(1, last).squeeze(1)], -1)
+
+
+def _since(times: Tensor, counted: Mask, real: Mask) -> Tensor:
+    """Time since the last counted token before each real one; 0 where there is none."""
+    never = torch.full_like(times, -torch.inf)
+    last = torch.where(counted, times, never).cummax(1).values
+    before = torch.cat([never[:, :1], last[:, :-1]], 1)
+    return torch.where(real & before.isfinite(), times - before, torch.zeros_like(times))

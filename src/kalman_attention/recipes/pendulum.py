@@ -1,0 +1,181 @@
+"""``pendulum``: the angle of a pendulum from noisy images at uneven times (``tasks/pendulum.py``).
+
+The benchmark of Kalman-type recurrent networks (RKN, CRU, S5). Filtering models see images up to
+each time; smoothing ones all images, which is another task and stands apart.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kalman_attention._tables import Table
+from kalman_attention.models.series import SeriesConfig
+from kalman_attention.published import PENDULUM
+from kalman_attention.recipes.cell import Cell
+from kalman_attention.recipes.experiment import Experiment, Scale, notes
+from kalman_attention.recipes.series_run import Series, Splits, over_seeds, train_series
+from kalman_attention.tasks.pendulum import SIZE, Pendulum, PendulumSequences
+from kalman_attention.train.config import TrainConfig
+
+BATCH = 50
+BASE = SeriesConfig(
+    channels=SIZE, images=True, outputs=2, num_layers=4, time_scale=2.0, tell_gaps=True
+)
+"""Tokens are two steps of the simulation apart on average."""
+
+MODELS: dict[str, SeriesConfig] = {
+    "kla": BASE,
+    "kla without time": dataclasses.replace(BASE, use_time=False),
+    "gru": dataclasses.replace(BASE, mixer="gru"),
+    "gru without time": dataclasses.replace(BASE, mixer="gru", use_time=False),
+    "kla, smoothing": dataclasses.replace(BASE, kla={**BASE.kla, "smooth": True}),
+}
+"""Rows of the table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendulumRun:
+    """A model on the pendulum.
+
+    Attributes:
+        model: options of the model.
+        training: how to train it.
+        task: options of the task that differ from the published ones.
+        sizes: sequences for training, validation and test.
+    """
+
+    model: SeriesConfig
+    training: TrainConfig
+    task: dict[str, Any] = field(default_factory=dict)
+    sizes: tuple[int, int, int] = (2000, 500, 1000)
+
+    @property
+    def updates(self) -> int:
+        """Number of updates."""
+        assert self.training.epochs is not None
+        return self.training.epochs * -(-self.sizes[0] // BATCH)
+
+    def execute(self, folder: Path, *, show: bool) -> dict[str, Any]:
+        """Train, or go on training; see ``cell.Run``."""
+        about = {"task": self.task, "sizes": self.sizes}
+        data = _data(Pendulum(**self.task), self.sizes)
+        return train_series(
+            self.model, self.training, data, folder, batch_size=BATCH, about=about, show=show
+        )
+
+
+@functools.lru_cache(maxsize=1)  # the cells of a process share it
+def _data(task: Pendulum, sizes: tuple[int, int, int]) -> Splits:
+    train, validation, test = sizes
+    return Splits(
+        _series(task.generate("train", train)),
+        _series(task.generate("validation", validation)),
+        _series(task.generate("test", test)),
+    )
+
+
+def _series(found: PendulumSequences) -> Series:
+    real = torch.ones(found.times.shape, dtype=torch.bool)
+    asked = torch.ones(found.targets.shape, dtype=torch.bool)
+    return Series(found.images, real, found.times, real, found.targets, asked)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendulumScale:
+    """What the experiment becomes at one scale.
+
+    Attributes:
+        run: fields of the runs.
+        epochs: of training.
+        seeds: of first weights and of the order of batches; the data is the same for all.
+        changes: in words, for the table.
+    """
+
+    run: dict[str, Any]
+    epochs: int
+    seeds: tuple[int, ...]
+    changes: tuple[str, ...]
+
+
+_FULL = "2,000 sequences for training, 500 for validation, 1,000 for test; 50 of 100 steps kept"
+SCALES: dict[Scale, PendulumScale] = {
+    "smoke": PendulumScale(
+        run={"sizes": (50, 10, 10), "task": {"steps": 10, "kept": 5, "substeps": 10}},
+        epochs=1,
+        seeds=(0,),
+        changes=("one update: shows that it runs, and nothing else",),
+    ),
+    "cpu": PendulumScale(
+        run={}, epochs=60, seeds=(0, 1, 2), changes=(_FULL, "60 epochs, batches of 50")
+    ),
+    "paper": PendulumScale(
+        run={}, epochs=100, seeds=tuple(range(5)), changes=(_FULL, "100 epochs, batches of 50")
+    ),
+}
+"""The experiment at each scale."""
+
+
+def training(epochs: int, seed: int) -> TrainConfig:
+    """How every model is trained; chosen by the validation set (docs/series_models.md)."""
+    return TrainConfig(
+        epochs=epochs,
+        lr=8e-3,
+        clip=1.0,
+        warmup_steps=0 if epochs == 1 else 40,
+        schedule="cosine",
+        eval_every="epoch",
+        monitor="nll",
+        mode="min",
+        seed=seed,
+    )
+
+
+def cells(scale: Scale) -> list[Cell]:
+    """Every model at every seed; one seed of all models comes before the next.
+
+    Smoothing, whose gradients take seventeen times as long, is run with the first seed only.
+    """
+    setting = SCALES[scale]
+    return [
+        Cell(
+            experiment="pendulum",
+            labels={"model": name, "seed": f"seed{seed}"},
+            run=PendulumRun(model=model, training=training(setting.epochs, seed), **setting.run),
+        )
+        for seed in setting.seeds
+        for name, model in MODELS.items()
+        if seed == setting.seeds[0] or not model.layer.smooth
+    ]
+
+
+def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
+    """Test error of our models, of published ones below, best first."""
+    rows = [
+        [
+            name,
+            over_seeds(results, "mse", ".2f", factor=1e3, model=name),
+            over_seeds(results, "nll", ".2f", model=name),
+            over_seeds(results, "coverage", ".1%", model=name),
+        ]
+        for name in MODELS
+    ]
+    rows += [[f"{name} (published)", error, "", ""] for name, error in PENDULUM.items()]
+    below = notes(
+        scale,
+        (
+            *SCALES[scale].changes,
+            "smoothing sees images after the time that is asked about; the other rows of ours do "
+            "not",
+            "published figures are on test sets of the same kind, not on the same sequences",
+        ),
+    )
+    header = ["model", "MSE, 1e-3", "NLL, nats", "95 % coverage"]
+    return [Table("Pendulum, sine and cosine of the angle", header, rows, below)]
+
+
+EXPERIMENT = Experiment(name="pendulum", source=None, cells=cells, tables=tables, metric="mse")

@@ -1,0 +1,1 @@
+"""What was measured, for people: one page that needs nothing else, and figures as files."""
