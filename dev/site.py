@@ -66,9 +66,11 @@ def rewrite(text: str, source: str, target: str) -> str:
 def contents(path: str) -> str:
     """The page of a file or folder that is no page by itself."""
     found = ROOT / path
-    head = "---\nsearch:\n  exclude: true\n---\n\n"  # its words are not about the subject
+    # Whoever searches wants the page about a subject, not a line of code or of history.
+    wanted = "boost: 0.3" if path in RENAMED else "exclude: true"
+    head = f"---\nsearch:\n  {wanted}\n---\n\n"
     if found.suffix == ".md":
-        return found.read_text() if path in RENAMED else head + found.read_text()
+        return head + found.read_text()
     if found.is_dir():
         names = sorted(p.name + "/" * p.is_dir() for p in found.iterdir() if p.name[0] not in "._")
         return f"{head}# {path}\n\n" + "\n".join(f"- `{name}`" for name in names) + "\n"
