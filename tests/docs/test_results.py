@@ -222,3 +222,14 @@ def test_decoding_a_model() -> None:
         [x["weights"], *(f"{x[name]:.2f}" for name in ("milliseconds", "bound", "ratio"))]
         for x in measured
     ]
+
+
+def test_headlines_of_the_readme_are_those_of_the_pages() -> None:
+    text = (ROOT / "README.md").read_text()
+    rows = table_rows(text[text.index("## In figures") : text.index("## Install")])
+    assert len(rows) >= 5
+    for what, *figures in rows:
+        (page,) = re.findall(r"\]\(([^)#]+)", what)
+        stated = re.findall(r"\d+(?:\.\d+)?", (ROOT / page).read_text().replace(",", ""))
+        numbers = re.findall(r"(?<![A-Za-z])\d+(?:\.\d+)?", " ".join(figures))
+        assert set(numbers) <= set(stated), what
