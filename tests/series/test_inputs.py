@@ -148,6 +148,8 @@ def test_a_constant_series():
         ([math.nan] * 4, None, "all values are missing"),
         (np.array([[1.0, math.nan], [2.0, math.nan]]), None, "all values of series 1"),
         ([1.0, math.inf, 2.0], None, "value 1 is infinite"),
+        ([1e120, -1e120, 0.0], None, "another unit"),
+        ([1e-200, -1e-200, 0.0], None, "another unit"),
         (["a", "b"], None, "not numbers"),
         ([1.0, 2.0, 3.0], [0.0, 2.0, 1.0], "time stamp 2.*sort"),
         ([1.0, 2.0, 3.0], [0.0, math.nan, 1.0], "time stamp 1 is nan"),

@@ -16,6 +16,9 @@ from torch import Tensor
 
 Array = NDArray[Any]
 
+_LARGEST = 1e75
+"""Covariances of variances go with the fourth power of the values."""
+
 
 @dataclass(frozen=True)
 class Stamps:
@@ -238,6 +241,12 @@ def _values(y: Any) -> NDArray[np.float64]:
         raise ValueError(
             f"value {tuple(map(int, i)) if len(i) > 1 else int(i[0])} is infinite. Where nothing "
             "was seen write NaN."
+        )
+    largest = np.abs(values[~np.isnan(values)]).max(initial=0.0)
+    if largest > _LARGEST or 0.0 < largest < 1.0 / _LARGEST:
+        raise ValueError(
+            f"values are of size {largest:g}: squares of their variances do not fit into float64. "
+            "Measure them in another unit."
         )
     return values
 

@@ -9,7 +9,6 @@ differences of exact gradients.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,14 +44,12 @@ class Fit(NamedTuple):
     Attributes:
         theta: parameters, ``[K]``.
         covariance: of their estimates, ``[K, K]``; NaN where the data does not determine one.
-        loglik: log-likelihood of all series there.
         found: log-likelihood that each start led to.
         gradient: largest entry of the gradient of the mean log-likelihood that is left.
     """
 
     theta: Tensor
     covariance: Tensor
-    loglik: float
     found: list[float]
     gradient: float
 
@@ -115,11 +112,10 @@ def fit(objective: Objective, starts: int, max_iter: int) -> Fit:
     x = ends[heights.argmin()]
     hessian = information(objective, x)
     x = _newton(objective, x, hessian)
-    height, gradient = objective.gradient(x[None])
+    _, gradient = objective.gradient(x[None])
     return Fit(
         theta=objective.theta(x).detach(),
         covariance=covariance(objective, x, hessian),
-        loglik=-height.item() * objective.count,
         found=(-heights * objective.count).tolist(),
         gradient=gradient.abs().max().item(),
     )
@@ -270,8 +266,3 @@ def _usual_sizes(v: Tensor, seen: Tensor, dt: Tensor) -> Scales:
     gap = gaps.median().item() if len(gaps) else 1.0
     span = max(dt.sum(1).max().item(), gap)
     return Scales(variance=spread or 1.0, gap=gap, span=max(span, 2.0 * gap))
-
-
-def names(structure: Structure) -> Sequence[str]:
-    """Names of all parameters, in order."""
-    return [parameter.name for parameter in structure.parameters]

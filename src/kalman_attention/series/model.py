@@ -49,7 +49,7 @@ class StateSpace:
     @property
     def param_names(self) -> list[str]:
         """Names of what is fitted."""
-        return list(fitting.names(self.structure))
+        return [parameter.name for parameter in self.structure.parameters]
 
     def fit(
         self,

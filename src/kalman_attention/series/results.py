@@ -4,6 +4,7 @@ The names are those that users of statsmodels know: ``params``, ``bse``, ``llf``
 ``fittedvalues``, ``resid``, ``summary()``, ``predict``, ``forecast``, ``conf_int``.
 """
 
+import functools
 import math
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
@@ -82,7 +83,7 @@ class FittedSeries:
         """Standard errors of the parameters, from the observed information."""
         return self._named(np.sqrt(np.diag(self.cov_params)))
 
-    @property
+    @functools.cached_property
     def llf(self) -> float:
         """Log-likelihood; with diffuse latents the exact diffuse one, as in statsmodels."""
         with torch.no_grad():
