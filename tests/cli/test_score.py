@@ -35,7 +35,7 @@ def test_files_and_tables(folder, tmp_path, capsys):
     given = ["--window", "16", "--reference", str(known), "--out", str(out), "--show", "3"]
     assert main(["score", str(folder), str(file), *given]) == 0
     said = capsys.readouterr().out
-    assert "of block 1, counted from 0; none in blocks 0 (attention)." in said
+    assert "of layer 1, counted from 0; layers without: 0 (attention)." in said
     found = json.loads((out / "scores.json").read_text())
     record, lm, words = found["texts"][str(file)], model("attention + kla"), tokenizer()
     ids = words.encode(file.read_text())
@@ -43,8 +43,8 @@ def test_files_and_tables(folder, tmp_path, capsys):
     nats = document_nats(lm, words.bos, ids)
     assert sum(record["token_scores"]["nll"]) == pytest.approx(nats, rel=1e-4)
     assert record["perplexity"] == pytest.approx(np.exp(nats / len(ids)), rel=1e-4)
-    assert record["gain_of_blocks"][0] == [None] * len(ids)
-    assert record["gain_of_blocks"][1] == pytest.approx(record["token_scores"]["gain"])
+    assert record["gain_of_layers"][0] == [None] * len(ids)
+    assert record["gain_of_layers"][1] == pytest.approx(record["token_scores"]["gain"])
     assert "".join(record["text"]) == file.read_text()
     assert (
         set(record["detection"]) == set(record["windows"]) == set(found["reference"]["thresholds"])
@@ -64,7 +64,7 @@ def test_models_without_a_belief_say_so(tmp_path, capsys):
     checkpoint(tmp_path / "gpt", plan="attention")
     assert main(["score", str(tmp_path / "gpt"), str(written(tmp_path / "a.txt"))]) == 0
     said = capsys.readouterr().out
-    assert "none, for no block of this model holds a belief" in said
+    assert "none, for no layer of this model holds a belief" in said
     assert "gain" not in said.partition("\n")[2]
 
 

@@ -8,7 +8,7 @@ import torch
 from kalman_attention.evaluation.uncertainty import attention_maps, format_table, token_table
 from kalman_attention.filtering.identities import attention_form
 from kalman_attention.filtering.moment import KLAState
-from tests.models.small import small, text
+from tests.models.small import FILTERS, small, text
 
 
 def test_token_table():
@@ -21,15 +21,6 @@ def test_token_table():
     assert rows[4].epistemic == pytest.approx(float(found.epistemic[1, 4]))
     assert len(format_table(rows).splitlines()) == 6
     assert math.isnan(token_table(model.uncertainty(ids), ids[0])[0].epistemic)
-
-
-FILTERS = [
-    {},
-    {"prior": "learned", "initial_mean": 1.0},
-    {"shared_slots": 2},
-    {"step_rank": 2},
-    {"shared_slots": 2, "num_reflections": 1},
-]
 
 
 @pytest.mark.parametrize("options", FILTERS, ids=str)

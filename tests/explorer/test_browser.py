@@ -20,7 +20,7 @@ from kalman_attention.explorer.page import render
 from kalman_attention.explorer.server import ExplorerServer
 from kalman_attention.tasks.registry import make_task
 from tests.evaluation.checkpoints import tokenizer
-from tests.models.small import small
+from tests.models.small import FILTERS, small
 
 # One group: a browser per worker is one too many.
 pytestmark = pytest.mark.xdist_group("browser")
@@ -118,15 +118,6 @@ def test_hover_shows_predictions_and_numbers(opened):
     for name, probability in found["top"][4][:4]:
         assert name.strip().replace("\n", "\u21b5") in said
         assert f"{probability:.3g}" in said
-
-
-FILTERS = [
-    {},
-    {"prior": "learned", "initial_mean": 1.0},
-    {"shared_slots": 2},
-    {"step_rank": 2},
-    {"shared_slots": 2, "num_reflections": 1},
-]
 
 
 @pytest.mark.parametrize("options", FILTERS, ids=str)

@@ -21,6 +21,15 @@ PLANS = {
     "matrices": "gla + gated_deltanet + mlstm",
 }
 
+FILTERS = [
+    {},
+    {"prior": "learned", "initial_mean": 1.0},
+    {"shared_slots": 2},
+    {"step_rank": 2},
+    {"shared_slots": 2, "num_reflections": 1},
+]
+"""Options of the layer, one row per kind of filter."""
+
 
 def small(plan="kla*2", seed=0, d_state=4, **options):
     torch.manual_seed(seed)

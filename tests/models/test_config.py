@@ -174,10 +174,10 @@ def test_unknown_names():
     with pytest.raises(ValueError, match="unknown preset"):
         preset("kla-1b")
     data = {**LanguageModelConfig(vocab_size=9, d_model=8, plan="kla").to_dict(), "heads": 3}
-    with pytest.raises(ValueError, match="unknown here: heads"):
+    with pytest.raises(ValueError, match="unknown fields: heads"):
         LanguageModelConfig.from_dict(data)
     data = {"vocab_size": 9, "d_model": 8, "plan": "mamba", "mamba": {"d_model": 8, "slots": 2}}
-    with pytest.raises(ValueError, match=r"unknown here: mamba\.slots"):
+    with pytest.raises(ValueError, match=r"unknown fields: mamba\.slots"):
         LanguageModelConfig.from_dict(data)
 
 

@@ -40,7 +40,7 @@ def test_shares_are_the_batch(rows, ranks):
     ],
 )
 def test_what_cannot_be_shared(batch):
-    with pytest.raises(ValueError, match="same rows first"):
+    with pytest.raises(ValueError, match="same first axis"):
         share_rows(batch, 0, 2)
 
 

@@ -1,5 +1,6 @@
 """Figures can be drawn from plain tensors."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +11,7 @@ from kalman_attention.plots.decode_speed import plot_decode_speed
 from kalman_attention.plots.files import save_figure
 from kalman_attention.plots.posterior_variance import plot_posterior_variance
 from kalman_attention.plots.scale_out import plot_scale_out
+from kalman_attention.plots.scores import plot_scores
 
 
 def test_a_figure_drawn_again_is_the_same_file(tmp_path):
@@ -86,3 +88,21 @@ def test_state_tracking(tmp_path):
     (axes,) = plot_fewest_blocks([20, 64], {"kla": [1, None]}, deepest=2).axes
     assert [round(y) for y in axes.lines[0].get_ydata()] == [1, 3]
     assert axes.get_yticklabels()[-1].get_text() == "> 2"
+
+
+def test_scores_shade_what_is_unusual():
+    windows = {"nll": np.array([1.0, 5.0, np.nan]), "mahalanobis": np.array([3.0, 2.0, 1.0])}
+    figure = plot_scores(
+        windows,
+        {"nll": np.arange(9.0)},
+        size=4,
+        labels={"nll": "surprise"},
+        thresholds={"nll": 2.0},
+        unusual={"nll": np.array([False, True, False])},
+    )
+    first, second = figure.axes
+    assert first.get_ylabel() == "surprise"
+    assert second.get_ylabel() == "mahalanobis"
+    (shade,) = [p for p in first.patches if p.get_alpha() == 0.3]
+    assert shade.get_bbox().intervalx.tolist() == [4.0, 8.0]
+    assert not [p for p in second.patches if p.get_alpha() == 0.3]

@@ -84,6 +84,20 @@ def test_units_of_dates(unit):
     assert llf(VALUES, DATES, params, time_unit=unit) == pytest.approx(EXPECTED, abs=1e-8)
 
 
+def test_centuries_of_dates():
+    dates = np.datetime64("1500-01-01") + 3650 * np.arange(100)
+    for stamps in (dates, dates.astype("datetime64[s]")):
+        params = {"sigma2.irregular": 15_099.0, "sigma2.level": 1_469.0 / 3650.0}
+        found = MODEL.apply(VALUES, params, stamps)
+        assert found.llf == pytest.approx(EXPECTED, abs=1e-8)
+        assert [*found.forecast(2).times.astype("datetime64[D]")] == [
+            dates[-1] + 3650,
+            dates[-1] + 7300,
+        ]
+    with pytest.raises(ValueError, match="the series ends at"):
+        found.forecast(dates[-2:-1])
+
+
 def test_missing_values_and_missing_rows_are_the_same():
     keep = np.arange(100) % 3 > 0
     holes = np.where(keep, VALUES, math.nan)

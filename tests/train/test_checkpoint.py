@@ -86,7 +86,7 @@ DAMAGE = {
     flip: "a.bin is damaged: its contents have changed",
     swap: "a.bin is damaged: its contents have changed",
     lose: "b.bin is missing",
-    lose_manifest: "it is no checkpoint",
+    lose_manifest: "it is not a checkpoint",
     truncate_manifest: "checkpoint.json is damaged",
     empty_manifest: "checkpoint.json is damaged",
     change_manifest: "checkpoint.json is damaged",
@@ -154,7 +154,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(failing, tmp_path, monkeypatch):
 
     with pytest.raises(CheckpointError, match="No space left on device") as caught:
         run(tmp_path / "full", loss=fill)
-    assert "step-00000004 is intact" in str(caught.value)
+    assert "step-00000004, is intact" in str(caught.value)
     monkeypatch.undo()
     assert not list((tmp_path / "full" / "checkpoints").glob(".part*"))
     other, _ = run(tmp_path / "full")
@@ -168,7 +168,7 @@ def test_a_limit_on_file_sizes(tmp_path):
     write(tmp_path, 1)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (700, before[1]))
-        with pytest.raises(CheckpointError, match=r"File too large.*step-00000001 is intact"):
+        with pytest.raises(CheckpointError, match=r"File too large.*step-00000001, is intact"):
             write(tmp_path, 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -22,7 +22,7 @@ def test_json_round_trip(config):
 
 
 def test_unknown_fields():
-    with pytest.raises(ValueError, match="unknown here: rate"):
+    with pytest.raises(ValueError, match="unknown fields: rate"):
         TrainConfig.from_dict({"max_steps": 1, "rate": 2})
 
 
@@ -50,8 +50,8 @@ def test_one_length(length):
         ({"warmup_steps": -1}, "warmup_steps must be 0 or more"),
         ({"decay_fraction": 1.5}, "decay_fraction must be between 0 and 1"),
         ({"weight_decay": -0.1}, "weight_decay must be 0 or more"),
-        ({"patience": 3}, "need a metric to watch"),
-        ({"target": 0.9}, "need a metric to watch"),
+        ({"patience": 3}, "need a metric to monitor"),
+        ({"target": 0.9}, "need a metric to monitor"),
     ],
 )
 def test_bad_options(options, message):

@@ -187,14 +187,14 @@ def test_errors_say_what_instead(tmp_path):
         fit(model, batches, loss, config, folder=tmp_path)
     with pytest.raises(ValueError, match="'loss', but the evaluation returns only score"):
         run(tmp_path / "a", evaluate=scores(1.0, 1.0))
-    with pytest.raises(ValueError, match=r"one number, got shape \[3\]"):
+    with pytest.raises(ValueError, match=r"a scalar, got shape \[3\]"):
         run(tmp_path / "b", loss=lambda model, batch, generator: model(batch[0]).logits[:, 0, 0])
-    with pytest.raises(ValueError, match="a metric of the loss is called 'step'"):
+    with pytest.raises(ValueError, match="a metric 'step', a name that the loop uses"):
         run(tmp_path / "c", loss=lambda *args: (loss(*args), {"step": 1}))
     with pytest.raises(ValueError, match="warmup_steps is 9, but there are 7"):
         run(tmp_path / "d", warmup_steps=9)
     foreign = [{"params": [torch.nn.Parameter(torch.ones(2))]}]
-    with pytest.raises(ValueError, match="1 parameters that are not the model's"):
+    with pytest.raises(ValueError, match="1 parameters that are not part of the model"):
         fit(model, batches, loss, TrainConfig(max_steps=1), folder=tmp_path, groups=foreign)
     stream = StreamBatches(lambda generator: None)
     with pytest.raises(ValueError, match="no length, so there are no epochs"):
@@ -299,7 +299,7 @@ def test_weights_and_biases(tmp_path, monkeypatch):
 def test_boards_that_are_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     model, batches, loss, config, evaluate = build()
-    for board, message in (("wandb", r"kalman_attention\[wandb\]"), ("sketch", "no board called")):
+    for board, message in (("wandb", r"kalman_attention\[wandb\]"), ("sketch", "unknown board")):
         with pytest.raises(ValueError, match=message):
             fit(model, batches, loss, config, folder=tmp_path, evaluate=evaluate, progress=False,
                 boards=[board])  # fmt: skip

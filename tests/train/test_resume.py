@@ -181,7 +181,7 @@ def test_another_model_or_other_batches_are_refused(tmp_path):
     other = TensorBatches([text(8, 6)], batch_size=3, seed=1)
     with pytest.raises(ValueError, match="belongs to other batches"):
         fit(small(between_blocks="sample"), other, loss, config, **options)
-    with pytest.raises(ValueError, match="already holds a run, at step 7"):
+    with pytest.raises(ValueError, match="already contains a run, at step 7"):
         fit(small(), batches, loss, config, resume=False, **options)
 
 

@@ -3,6 +3,7 @@
 import argparse
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from kalman_attention._text import nearest, visible
@@ -74,6 +75,16 @@ def listing(title: str, rows: Mapping[str, str]) -> str:
     width = max(map(len, rows))
     lines = [f"  {name.ljust(width)}  {text}" for name, text in rows.items()]
     return "\n".join([f"{title}:", *lines])
+
+
+def add_tokenizer(parser: argparse.ArgumentParser) -> None:
+    """The option ``--tokenizer``, for checkpoints that do not carry their own."""
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="DIR",
+        help="where the tokenizer is (default: in CHECKPOINT)",
+    )
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

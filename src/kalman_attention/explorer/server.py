@@ -6,6 +6,7 @@ browsers do not send across sites without asking; bodies are short, and slow cli
 """
 
 import json
+import sys
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
@@ -36,6 +37,11 @@ class ExplorerServer(ThreadingHTTPServer):
         self.page, self.look = page.encode(), look
         self.lock = threading.Lock()
         super().__init__((HOST, port), _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that leave in the middle; anything else is a fault of ours."""
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
 
     @property
     def port(self) -> int:

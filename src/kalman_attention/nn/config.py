@@ -19,15 +19,16 @@ class KLAConfig:
         d_state: memory slots per channel, the paper's N.
         d_inner: channels of the filter; None means d_model (the paper's expansion factor of 1).
         shared_slots: neighbouring slots that form a block with one decay, noise and variance; 1 is
-            the paper's filter. Sharing costs less, and a block sees its part of a key as a whole.
-        num_reflections: reflections, chosen by the token, that turn every block of
-            ``shared_slots`` before the token is seen; 0 turns nothing. One is enough for parity,
-            two rotate in a plane, and as many as the block has slots reach every orthogonal
-            matrix. See docs/state_tracking.md, and ``KLAConfig.tracking`` for starts that learn it.
+            the paper's filter. Sharing costs less, and a block observes its part of a key as a
+            whole.
+        num_reflections: reflections, chosen by the token, that rotate every block of
+            ``shared_slots`` before the token is observed; 0 for none. One is enough for parity, two
+            rotate in a plane, and as many as the block has slots reach every orthogonal matrix. See
+            docs/state_tracking.md; ``KLAConfig.tracking`` has initial values that learn it.
         frequencies: lowest and highest initial angular velocity, in rad per unit of ``dt``, at
-            which blocks of two slots turn while time passes; they are learned, and start evenly
-            spread in their logarithm. The latent is then a damped oscillator pushed by noise, seen
-            at any time stamps. None turns nothing with time.
+            which blocks of two slots rotate as time passes; they are learned, and initially spaced
+            evenly in their logarithm. The latent is then a damped oscillator driven by noise,
+            observed at any time stamps. None for no rotation with time.
         conv_kernel: taps of the causal convolution; None for no convolution.
         value: source of the filter's value: ``"stream"``, the convolved stream itself (the form
             whose parameter counts match the paper's language models), or ``"project"``, a

@@ -190,12 +190,12 @@ class TokenSteps(KeepsFloat32):
 
 
 class TimeTurns(KeepsFloat32):
-    """Blocks of two slots that turn while time passes: exp(log_frequency) dt, in rad.
+    """Blocks of two slots that rotate as time passes, by exp(log_frequency) dt in rad.
 
-    A block that turns, decays and gets noise is an Ornstein-Uhlenbeck process in the plane. Turning
-    over two gaps is turning over both at once, so it needs no more than the gap before a token. A
-    turn is two reflections, at half the angle to each other: the filter is that of
-    ``filtering/rotation.py``, with directions that follow from time.
+    A block that rotates, decays and receives noise is an Ornstein-Uhlenbeck process in the plane.
+    Rotations over two gaps add up, so only the gap before a token matters. A rotation is two
+    reflections at half the angle to each other: the filter is that of ``filtering/rotation.py``,
+    with directions determined by time.
 
     Args:
         config: options of the layer.
@@ -212,9 +212,9 @@ class TimeTurns(KeepsFloat32):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start with frequencies that are evenly spread in their logarithm."""
+        """Initialise frequencies to even spacing in their logarithm."""
         if self.log_frequency.is_meta:
-            return  # nothing to start, and torch would import its compiler for it
+            return  # nothing to initialise, and torch would import its compiler for it
         assert self.config.frequencies is not None
         low, high = (math.log(frequency) for frequency in self.config.frequencies)
         self.log_frequency.copy_(torch.linspace(low, high, self.config.blocks))

@@ -1,4 +1,4 @@
-"""Many processes as one: data parallelism, sharded weights, sequences split over ranks."""
+"""Training on many processes: data parallelism, sharded weights, sequences split over ranks."""
 
 from kalman_attention.parallel.context import RankContext as RankContext
 from kalman_attention.parallel.context import split_sequences as split_sequences

@@ -1,4 +1,4 @@
-"""Batches as trees of tensors, and the part of one that a rank works on."""
+"""Batches as trees of tensors, and the share of a batch that a rank processes."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """The same tree of tuples, lists and dictionaries with ``change`` applied to its tensors."""
+    """Apply a function to all tensors of a tree of tuples, lists and dictionaries."""
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, dict):
@@ -21,7 +21,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
 
 
 def named_tensors(batch: Any, prefix: str = "batch") -> Iterator[tuple[str, Tensor]]:
-    """All tensors of a tree, with their places as names."""
+    """Iterate over all tensors of a tree, named by their position in it."""
     if isinstance(batch, Tensor):
         yield prefix, batch
     elif isinstance(batch, dict):
@@ -33,17 +33,17 @@ def named_tensors(batch: Any, prefix: str = "batch") -> Iterator[tuple[str, Tens
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The same tree with all tensors on a device."""
+    """Move all tensors of a tree to a device."""
     return map_tensors(lambda x: x.to(device, non_blocking=True), batch)
 
 
 class Share(NamedTuple):
-    """The rows of a batch that a rank works on.
+    """The rows of a batch that a rank processes.
 
     Attributes:
-        batch: of the same form.
-        rows: how many count; 0 if there are fewer rows than ranks and none is left for this one,
-            which then works on a row of another.
+        batch: a batch of the same form.
+        rows: number of rows that count. It is 0 if there are fewer rows than ranks and none is left
+            for this rank, which then processes a row of another.
     """
 
     batch: Any
@@ -51,27 +51,28 @@ class Share(NamedTuple):
 
 
 def share_rows(batch: Any, index: int, count: int) -> Share:
-    """Rows of a batch for one of ``count`` ranks: equally many for all, but for one at most.
+    """Rows of a batch for one of ``count`` ranks; shares differ by at most one row.
 
     Args:
-        batch: whose tensors all have the rows as first axis.
-        index: of the rank.
-        count: of all ranks.
+        batch: a batch whose tensors all have the rows as first axis.
+        index: index of the rank.
+        count: number of ranks.
     """
     sizes = {name: x.shape[0] if x.dim() else None for name, x in named_tensors(batch)}
     if not sizes or None in sizes.values() or len(set(sizes.values())) > 1:
         found = ", ".join(f"{name}: {size}" for name, size in sizes.items()) or "no tensor at all"
         raise ValueError(
-            "a batch that is divided over ranks consists of tensors with the same rows first, got "
-            f"{found}."
+            "a batch that is divided over ranks must consist of tensors with the same first axis, "
+            f"got {found}."
         )
     rows = next(iter(sizes.values())) or 0
     begin, end = (rows * i // count for i in (index, index + 1))
+    # A rank without rows still has to take part in every exchange.
     taken = slice(begin, end) if end > begin else slice(0, 1)
     return Share(map_tensors(lambda x: x[taken], batch), end - begin)
 
 
 def piece(x: Tensor, index: int, count: int) -> Tensor:
-    """The part of ``[B, T, ...]`` that a rank of those that share sequences holds; may be empty."""
+    """The piece of ``[B, T, ...]`` that a rank holds if sequences are split; may be empty."""
     T = x.shape[1]
     return x[:, T * index // count : T * (index + 1) // count]

@@ -1,15 +1,14 @@
 r"""Context parallelism: one sequence, split over ranks, filtered as if it were whole.
 
-Every rank holds a contiguous piece of the sequence. Layers that work token by token notice nothing.
-A KLA layer reaches across pieces at two or three points, each time by one exchange of fixed size:
+Every rank holds a contiguous piece of the sequence. Layers that work token by token need no change.
+A KLA layer needs other pieces at two or three points, each time by one exchange of fixed size:
 
-**The convolution** needs the last K - 1 tokens before the piece. Every rank offers its own last
-ones, and each puts together what precedes it; a piece may be shorter than that, or empty.
+**The convolution** needs the last K - 1 tokens before the piece. Every rank sends its own last
+ones, and each assembles those that precede it; a piece may be shorter than that, or empty.
 
-**The scan.** What the tokens of a piece do to any belief that enters it is known by five numbers
-per slot and channel (``filtering/segment.py``). The ranks gather these summaries. With (s_0, mu_0)
-the belief before the whole sequence, rank r applies the maps of ranks 0 ... r - 1 to it, one after
-the other,
+**The scan.** The effect of a piece on any belief that enters it is determined by five numbers per
+slot and channel (``filtering/segment.py``). The ranks gather these summaries. With (s_0, mu_0) the
+belief before the whole sequence, rank r applies the maps of ranks 0 ... r - 1 to it, in order,
 
 .. math:: s \leftarrow s_i + \frac{A_i^2 s}{1 + J_i s}, \qquad
           \mu \leftarrow \mu_i + \frac{A_i (\mu + s \eta_i)}{1 + J_i s},
@@ -17,22 +16,23 @@ the other,
 and runs the ordinary fused scan from there. Only the belief that enters a piece comes from
 summaries.
 
-**Frames.** Where tokens turn the latent, the product of the turns of each piece is gathered, one
-small orthogonal matrix per block of slots, and keys and queries are turned by all before.
+**Frames.** Where tokens rotate the latent, the total rotation of each piece is gathered, one small
+orthogonal matrix per block of slots, and keys and queries are rotated by those of all pieces
+before.
 
-**Backward.** With the beliefs known, gradients by the belief after piece i turn into gradients by
-the belief before it by an affine map,
+**Backward.** Given the beliefs, gradients with respect to the belief after piece i become gradients
+with respect to the belief before it by an affine map,
 
 .. math:: d\mu \leftarrow g_i\, d\mu + c_i, \qquad ds \leftarrow g_i^2\, ds + x_i\, d\mu + c'_i,
 
-four numbers per slot and channel, where c and c' come from the gradients by the outputs of the
-piece. The ranks gather them, rank r applies those of the last rank down to r + 1, starting from 0,
-and runs the ordinary backward pass with the result as the gradient by its last belief. Gradients
-are those of the whole sequence, exactly; nothing differentiates the composed maps, which tend to
-rank one.
+four numbers per slot and channel, where c and c' come from the gradients with respect to the
+outputs of the piece. The ranks gather them, rank r applies those of the last rank down to r + 1,
+starting from 0, and runs the ordinary backward pass with the result as the gradient of its final
+belief. The gradients are exactly those of the whole sequence; the composed maps, which tend to rank
+one, are never differentiated.
 
-Gradients by what all ranks share (weights, the belief before the sequence) are parts: their sum
-over the ranks is the gradient. The belief before the sequence gets all of its from rank 0.
+For what all ranks share (weights, the initial belief) each rank has a part of the gradient, and the
+sum over ranks is the gradient. That of the initial belief comes from rank 0 alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,7 +61,7 @@ Map = TypeVar("Map", FilterMap, AdjointMap)
 
 
 class RankContext:
-    """How the KLA layers of this rank reach those that hold the other pieces (``nn.context``).
+    """Connects the KLA layers of this rank with those of the other pieces (``nn.context``).
 
     Args:
         group: the ranks that share sequences, in the order of their pieces.
@@ -77,8 +77,8 @@ class RankContext:
 
         Args:
             x: the piece, ``[B, T, D]``.
-            window: what precedes the whole sequence, ``[B, K - 1, D]``.
-            mask: of the piece, ``[B, T]``.
+            window: the tokens before the whole sequence, ``[B, K - 1, D]``.
+            mask: mask of the piece, ``[B, T]``.
             cu_seqlens: must be None.
         """
         _refuse_packing(cu_seqlens)
@@ -91,7 +91,8 @@ class RankContext:
         place = torch.arange(W, device=x.device).view(1, W, 1)
         for i, piece in enumerate(offered):
             tail, held = piece[..., :-1], piece[..., -1:]
-            # Later pieces count as empty: every rank takes part in the backward exchange.
+            # Treat later pieces as empty instead of skipping them, so that every rank takes part in
+            # the backward exchange.
             count = held.sum(1, keepdim=True).long() * (i < self.group.rank)  # [B, 1, 1]
             moved = window.gather(1, (place + count).clamp(max=W - 1).expand_as(window))
             window = torch.where(place < W - count, moved, tail)
@@ -100,17 +101,18 @@ class RankContext:
     def frames(self, turned: Turned) -> Turned:
         """Keys and queries in the frame of the whole sequence, from those of the piece alone.
 
-        With Q the product of the turns of all pieces before, the frame after token t is Q_t Q, so
-        keys and queries become Q^T (Q_t^T k).
+        With Q the total rotation of all pieces before, the frame after token t is Q_t Q, so keys
+        and queries become Q^T (Q_t^T k).
 
         Args:
-            turned: as if the piece were the whole sequence.
+            turned: computed as if the piece were the whole sequence.
         """
         offered = gather_with_gradient(turned.frame, self.group)
         one = torch.eye(turned.frame.shape[-1], dtype=offered.dtype, device=offered.device)
         before = one.expand_as(turned.frame)
         for i, frame in enumerate(offered):
-            # Later pieces turn nothing here: every rank takes part in the backward exchange.
+            # Later pieces count as the identity, so that every rank takes part in the backward
+            # exchange.
             earlier = torch.full((), i < self.group.rank, device=offered.device)
             before = torch.where(earlier, frame, one) @ before
         q, k = (_turned_by(before, x) for x in (turned.q, turned.k))
@@ -133,7 +135,7 @@ class RankContext:
         acc_dtype: torch.dtype | None = None,
         engine: str = "auto",
     ) -> ScanOutput:
-        """``kla_scan`` of the whole sequence, of which the tokens here are a piece.
+        """``kla_scan`` over the whole sequence, called with one piece of it.
 
         Args:
             q: queries of the piece, ``[B, T, N]``; T may be 0, and may differ between ranks.
@@ -148,7 +150,7 @@ class RankContext:
             cu_seqlens: must be None.
             return_variance: also compute ``y_var``.
             acc_dtype: dtype of the arithmetic, the same on every rank; None as for ``kla_scan``.
-            engine: as for ``kla_scan``, but the reference, which has no summaries.
+            engine: as for ``kla_scan``, except the reference, which has no summaries.
 
         Returns:
             ``ScanOutput(y, y_var, state)`` of the piece; the state is the belief after it.
@@ -158,8 +160,8 @@ class RankContext:
         chosen = resolve(engine, v.device, v.dtype, gaps=dt is not None, slots=inputs.slots)
         if chosen == REFERENCE:
             raise ValueError(
-                "the reference filters whole sequences only. For one that is split over ranks use "
-                "engine='auto'."
+                "the reference can only filter whole sequences. For sequences that are split over "
+                "ranks use engine='auto'."
             )
         how = _How(self.group, chosen, inputs.acc_dtype, return_variance)
         y, y_var, mean, variance = _Scan.apply(*inputs[:8], mask, inputs.dt, how)  # type: ignore[no-untyped-call]
@@ -174,7 +176,7 @@ class _How(NamedTuple):
 
 
 class _Scan(torch.autograd.Function):
-    """The scan of a piece; see the head of this file."""
+    """The scan of a piece; see the docstring of this file."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
@@ -182,7 +184,7 @@ class _Scan(torch.autograd.Function):
         group, inputs = how.group, _inputs(args[:-1], how)
         first = KLAState(inputs.mean_0, inputs.variance_0)
         own = FilterMap.identity_like(first)
-        if group.rank < group.size - 1:  # nobody asks what the last piece does
+        if group.rank < group.size - 1:  # no rank needs the summary of the last piece
             own = ENGINES[how.engine].load_maps().filter_map(inputs)
         first = to_blocks(first)
         for earlier in _gathered(own, group)[: group.rank]:
@@ -210,7 +212,7 @@ class _Scan(torch.autograd.Function):
         if group.rank > 0:  # nothing comes before the first piece
             maps = ENGINES[how.engine].load_maps()
             own = maps.adjoint_map(inputs, checkpoints, dy, dy_var)
-            # What the belief after this very piece is asked for counts before it as well.
+            # Gradients of the belief after this piece reach earlier pieces as well.
             after = AdjointMap(*(_blocks(x, len(ds[0])) for x in own)).apply(
                 *to_blocks(KLAState(dmu, ds))
             )
@@ -221,14 +223,14 @@ class _Scan(torch.autograd.Function):
             later = piece.apply(*later)
         ends = tuple(x + y.flatten(1, 2) for x, y in zip((dmu, ds), later, strict=True))
         *found, ddt = scan_backward(*inputs, checkpoints, dy, dy_var, *ends, how.engine)
-        if group.rank > 0:  # zeros and not None: DDP waits for a gradient of every parameter
+        if group.rank > 0:  # zeros, not None: DDP waits for a gradient of every parameter
             found = [*found[:6], *map(torch.zeros_like, found[6:])]
         wanted = zip((*found, None, ddt, None), ctx.needs_input_grad, strict=True)
         return tuple(grad if needed else None for grad, needed in wanted)
 
 
 def _gathered(own: Map, group: Group) -> list[Map]:
-    """The maps of all pieces, entries ``[R, G, m, D]`` or, shared by a block, ``[R, G, 1, D]``."""
+    """The maps of all pieces, entries ``[R, G, m, D]``, or ``[R, G, 1, D]`` if shared."""
     sizes = [x.shape[1] for x in own]
     parts = [torch.split(maps, sizes, 1) for maps in group.gather(torch.cat([*own], 1))]
     return [type(own)(*(_blocks(x, min(sizes)) for x in part)) for part in parts]
@@ -253,7 +255,7 @@ def _inputs(tensors: Sequence[Any], how: _How) -> ScanInputs:
 
 
 def _tail(x: Tensor, mask: Mask | None, W: int) -> tuple[Tensor, Tensor]:
-    """The last W real tokens of every row, at the end of ``[B, W, D]``, and where they are."""
+    """The last W real tokens of every row, right-aligned in ``[B, W, D]``, and their mask."""
     B, T, D = x.shape
     if mask is None:
         n = min(T, W)
@@ -269,17 +271,17 @@ def _tail(x: Tensor, mask: Mask | None, W: int) -> tuple[Tensor, Tensor]:
 def _refuse_packing(cu_seqlens: Tensor | None) -> None:
     if cu_seqlens is not None:
         raise ValueError(
-            "cu_seqlens packs documents into one row, which cannot be split over ranks yet: pass "
+            "cu_seqlens packs documents into one row, which cannot be split over ranks yet. Pass "
             "rows [B, T] without cu_seqlens, or use context=1."
         )
 
 
 @contextmanager
 def split_sequences(model: nn.Module, group: Group) -> Iterator[None]:
-    """While active, every call of the model sees a piece of the sequences, in the order of ranks.
+    """A context in which every call of the model is given a piece of the sequences.
 
     Args:
-        model: whose mixers are all KLA; its other parts must work token by token.
+        model: a model whose mixers are all KLA; its other parts must work token by token.
         group: the ranks that share sequences.
     """
     layers = _layers(model)
@@ -294,7 +296,7 @@ def split_sequences(model: nn.Module, group: Group) -> Iterator[None]:
 
 @contextmanager
 def whole_sequences(model: nn.Module) -> Iterator[None]:
-    """While active, calls see whole sequences again, also inside ``split_sequences``."""
+    """A context in which calls are given whole sequences again, inside ``split_sequences``."""
     layers = [module for module in model.modules() if isinstance(module, KLA)]
     before = [layer.context for layer in layers]
     try:

@@ -1,4 +1,4 @@
-"""Exchanges between the ranks of a group, with gradients where they are needed."""
+"""Communication between the ranks of a group, with gradients where needed."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +10,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Group:
-    """Some ranks that exchange with each other, and this process among them.
+    """A group of ranks that communicate, including this process.
 
     Attributes:
-        rank: of this process in the group, from 0.
-        size: ranks of the group.
-        handle: torch's name for it; None for all ranks.
+        rank: rank of this process in the group, from 0.
+        size: number of ranks in the group.
+        handle: torch's process group; None for all ranks.
     """
 
     rank: int
@@ -23,7 +23,7 @@ class Group:
     handle: dist.ProcessGroup | None = None
 
     def gather(self, x: Tensor) -> Tensor:
-        """Tensors of all ranks, which have one shape, stacked: ``[size, ...]``; no gradient."""
+        """Stack the tensors of all ranks, all of one shape: ``[size, ...]``; no gradient."""
         x = x.detach().contiguous()
         found = [torch.empty_like(x) for _ in range(self.size)]
         dist.all_gather(found, x, group=self.handle)
@@ -43,9 +43,9 @@ class Group:
 
 
 def gather_with_gradient(x: Tensor, group: Group) -> Tensor:
-    """``Group.gather`` whose gradient is what all ranks together say about ``x``.
+    """``Group.gather`` with a gradient: the sum of the gradients of all ranks.
 
-    The backward pass is an exchange too: it must be reached on every rank, or on none.
+    The backward pass communicates too: it must run on every rank, or on none.
     """
     found: Tensor = _Gather.apply(x, group)  # type: ignore[no-untyped-call]
     return found

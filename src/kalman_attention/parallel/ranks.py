@@ -1,4 +1,4 @@
-"""The processes that train one model, as ``torchrun`` starts them, and what they agree on."""
+"""The processes that train one model, as started by ``torchrun``, and what they agree on."""
 
 import contextlib
 import os
@@ -24,18 +24,18 @@ _ALONE = Group(0, 1)
 
 
 class Parallel:
-    """How many processes train together; without arguments, one alone.
+    """The processes that train together; without arguments, a single process.
 
-    Ranks form a grid, data x context: those of one row share sequences, and each row has its part
-    of every batch. Weights are whole on every rank (``"ddp"``) or spread over all of them
-    (``"fsdp"``). All ranks read the same stream of batches and keep their part of each, so that
-    the batches, their order and the cursor are those of one process.
+    Ranks form a grid, data x context: the ranks of a row share sequences, and each row processes a
+    part of every batch. Weights are replicated on every rank (``"ddp"``) or sharded over all of
+    them (``"fsdp"``). All ranks read the same stream of batches and keep their part of each, so
+    that the batches, their order and the cursor are those of a single process.
 
     Args:
         kind: ``"ddp"`` or ``"fsdp"``; None for one process.
-        context: ranks that share a sequence.
-        device: of this process.
-        timeout: seconds after which a rank that waits for those of its row gives up.
+        context: number of ranks that share a sequence.
+        device: device of this process.
+        timeout: seconds after which a rank stops waiting for others of its row.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Parallel:
         size = dist.get_world_size()
         if context < 1 or size % context:
             raise ValueError(
-                f"{size} ranks do not divide into groups of {context} that share sequences. Choose "
-                "a context that divides the number of ranks."
+                f"{size} ranks cannot be divided into groups of {context} that share sequences. "
+                "Choose a context that divides the number of ranks."
             )
         self.everyone = Group(dist.get_rank(), size)
         self.sharing = _row(self.everyone, context, timedelta(seconds=timeout))
@@ -86,21 +86,21 @@ class Parallel:
 
     @property
     def seed_parts(self) -> tuple[int | str, ...]:
-        """What makes this rank's random numbers its own; rank 0 has those of one process."""
+        """Parts of random seeds that distinguish this rank; rank 0 has those of one process."""
         return () if self.main else ("rank", self.everyone.rank)
 
     @contextlib.contextmanager
     def prepared(
         self, model: nn.Module, groups: Sequence[dict[str, Any]] | None
     ) -> Iterator[Sequence[dict[str, Any]] | None]:
-        """Make a model that of all ranks: the weights of rank 0, spread or not, sequences cut.
+        """Prepare a model for all ranks: weights of rank 0, sharded if so, sequences split.
 
         Args:
-            model: changed in place.
-            groups: parameter groups of it, or None.
+            model: the model, modified in place.
+            groups: its parameter groups, or None.
 
         Yields:
-            The same groups of the parameters that the model has now.
+            The same groups with the parameters that the model has now.
         """
         if self.kind is None:
             yield groups
@@ -120,7 +120,7 @@ class Parallel:
             yield groups
 
     def objective(self, model: nn.Module, loss: Loss) -> Objective:
-        """The loss of a model that was ``prepared``, over all ranks."""
+        """The loss over all ranks of a model that was ``prepared``."""
         if self.kind is None:
             return Objective(model, loss)
         ddp = self.kind == "ddp"
@@ -128,24 +128,24 @@ class Parallel:
 
     @contextlib.contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[None]:
-        """While active, every rank evaluates by itself, on whole sequences."""
+        """A context in which every rank evaluates independently, on whole sequences."""
         with whole_sequences(model):
             yield
         if self.kind == "fsdp":
-            model.reshard()  # type: ignore[operator] # without a backward pass nothing else does
+            model.reshard()  # type: ignore[operator] # only a backward pass would do it
 
     def collect(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors, on the rank that writes; all ranks must call."""
+        """Full tensors, on the rank that writes; all ranks must call this."""
         return dict(tensors) if self.kind is None else collect(tensors, keep=self.main)
 
     def agree(self, value: int) -> int:
-        """The largest of a number over all ranks."""
+        """The maximum of a number over all ranks."""
         if self.size == 1:
             return value
         return int(self.everyone.largest(torch.tensor(value, device=self.device)))
 
     def follow(self, values: Mapping[str, float]) -> dict[str, float]:
-        """The values of rank 0, on every rank; all must have the same names."""
+        """The values of rank 0, on every rank; all ranks must pass the same names."""
         if self.size == 1:
             return dict(values)
         found = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
@@ -153,7 +153,7 @@ class Parallel:
         return dict(zip(values, found.tolist(), strict=True))
 
     def command(self, program: Sequence[str]) -> str | None:
-        """How to start all ranks again, given how this one was; None if only the caller knows."""
+        """The command that starts all ranks again; None if it cannot be determined."""
         local = os.environ.get("LOCAL_WORLD_SIZE")
         if self.kind is None or local is None or int(local) != self.size:
             return shlex.join(program) if self.kind is None else None
@@ -168,22 +168,22 @@ def from_environment(
     timeout: float = 600.0,
     backend: str | None = None,
 ) -> Parallel:
-    """Join the ranks that ``torchrun`` has started; to be used with ``with``.
+    """Join the ranks started by ``torchrun``; use in a ``with`` statement.
 
     Args:
-        kind: ``"ddp"``, weights whole on every rank, or ``"fsdp"``, spread over all.
-        context: ranks that share a sequence; it must divide their number.
-        timeout: seconds after which a rank that waits for another gives up.
-        backend: of torch; None for NCCL where there is a GPU for every rank, else gloo.
+        kind: ``"ddp"``, weights replicated on every rank, or ``"fsdp"``, sharded over all.
+        context: number of ranks that share a sequence; must divide the number of ranks.
+        timeout: seconds after which a rank stops waiting for another.
+        backend: torch's backend; None for NCCL if there is a GPU for every rank, else gloo.
 
     Returns:
-        For ``fit(..., parallel=...)``. Put the model on its ``device`` first.
+        An argument for ``fit(..., parallel=...)``. Move the model to its ``device`` first.
     """
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
     if missing:
         raise ValueError(
-            f"the environment has no {', '.join(missing)}: start the program with torchrun, for "
-            "instance torchrun --nproc-per-node=2 train.py, or train in one process."
+            f"{', '.join(missing)} not set in the environment: start the program with torchrun, "
+            "for example torchrun --nproc-per-node=2 train.py, or train in one process."
         )
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cpu")
@@ -200,10 +200,8 @@ def from_environment(
 
 
 def _row(everyone: Group, context: int, timeout: timedelta) -> Group:
-    """The ranks that share sequences with this one.
-
-    Not by a mesh of two dimensions: its groups would wait for half an hour, whatever was asked for.
-    """
+    """The ranks that share sequences with this one."""
+    # Not a two-dimensional mesh: its groups ignore the timeout and wait for half an hour.
     place, size = everyone.rank % context, everyone.size
     if context in (1, size):
         return Group(place, context)
@@ -213,12 +211,10 @@ def _row(everyone: Group, context: int, timeout: timedelta) -> Group:
 
 
 def _join(backend: str, timeout: timedelta) -> None:
-    """Meet the other ranks.
-
-    torchrun keeps one store for all restarts, in which a restarted rank would find the addresses
-    of those that died (torch 2.13). On one machine all ranks know how often they were started, so
-    every start can have names of its own; on several they may count differently.
-    """
+    """Connect to the other ranks."""
+    # torchrun keeps one store across restarts, in which a restarted rank would find the addresses
+    # of ranks that died (torch 2.13). On one machine all ranks agree on the number of restarts, so
+    # each start gets its own prefix; on several machines the counts may differ.
     environment = os.environ
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     kept = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

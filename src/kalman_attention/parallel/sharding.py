@@ -1,6 +1,6 @@
-"""Weights spread over ranks by FSDP2, and whole again for a checkpoint.
+"""Weights sharded over ranks by FSDP2, and gathered again for a checkpoint.
 
-What is behind FSDP takes more than a second to import; it is imported where it is used.
+FSDP takes more than a second to import, so it is imported where it is used.
 """
 
 from collections.abc import Mapping
@@ -18,14 +18,11 @@ _BLOCK_METHODS = ("resume",)
 
 
 def shard(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Spread the parameters of a model over a mesh: each block by itself, then all the rest.
-
-    FSDP wants one dtype at a time, so an embedding in bfloat16 goes by itself too; its gradients
-    are added up in float32.
+    """Shard the parameters of a model over a mesh: block by block, then everything else.
 
     Args:
-        model: changed in place; its parameters become ``DTensor``.
-        mesh: of one dimension.
+        model: the model, modified in place; its parameters become ``DTensor``.
+        mesh: a one-dimensional mesh.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -35,6 +32,8 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
         for block in model.stack():
             fully_shard(block, mesh=mesh)
             _gather_for(block, _BLOCK_METHODS)
+    # FSDP requires one dtype per unit, so an embedding in bfloat16 is a unit of its own; its
+    # gradients are reduced in float32.
     for child in model.children():
         if {p.dtype for p in child.parameters()} == {torch.bfloat16}:
             fully_shard(
@@ -45,7 +44,7 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _gather_for(module: nn.Module, methods: tuple[str, ...]) -> None:
-    """Have the weights there not only for ``forward``."""
+    """Gather the weights for these methods too, not only for ``forward``."""
     from torch.distributed.fsdp import register_fsdp_forward_method
 
     for name in methods:
@@ -54,22 +53,22 @@ def _gather_for(module: nn.Module, methods: tuple[str, ...]) -> None:
 
 
 def is_spread(x: Any) -> bool:
-    """Whether a tensor is a ``DTensor``, of which this rank holds a part."""
+    """Whether a tensor is a ``DTensor``, of which this rank holds a shard."""
     return hasattr(x, "full_tensor")
 
 
 def whole(x: Tensor) -> Tensor:
-    """A tensor that may be spread over ranks, as one; all ranks must ask for it."""
+    """The full tensor of one that may be sharded; all ranks must call this."""
     full: Tensor = x.full_tensor() if is_spread(x) else x  # type: ignore[attr-defined]
     return full
 
 
 def collect(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
-    """Tensors made whole, one after the other, on the CPU; all ranks take part.
+    """Full tensors on the CPU, gathered one at a time; all ranks take part.
 
     Args:
-        tensors: the same names on every rank.
-        keep: whether this rank wants the result; the others get nothing.
+        tensors: tensors by name, with the same names on every rank.
+        keep: whether this rank keeps the result; the others return nothing.
     """
     found: dict[str, Tensor] = {}
     for name, x in tensors.items():
@@ -80,7 +79,7 @@ def collect(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
 
 
 def like(value: Tensor, target: Tensor) -> Tensor:
-    """A whole tensor spread as another one is; as it is, if that one is whole."""
+    """Shard a full tensor like another one; return it unchanged if that one is not sharded."""
     if not is_spread(target):
         return value
     from torch.distributed.tensor import DTensor, distribute_tensor
@@ -92,9 +91,9 @@ def like(value: Tensor, target: Tensor) -> Tensor:
 
 @torch.no_grad()
 def copy_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Give a model, whose parameters may be spread over ranks, weights by name.
+    """Copy weights by name into a model whose parameters may be sharded.
 
-    Names that are missing stay as they are: shared weights are stored under one name.
+    Weights without a value are left unchanged: shared weights are stored under one name.
     """
     own = model.state_dict(keep_vars=True)
     if not any(map(is_spread, own.values())):
@@ -105,7 +104,7 @@ def copy_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def broadcast_weights(model: nn.Module) -> None:
-    """Give all ranks the weights of rank 0."""
+    """Copy the weights of rank 0 to all ranks."""
     for x in model.state_dict(keep_vars=True).values():
         if not is_spread(x):
             dist.broadcast(x.detach(), 0)

@@ -1,4 +1,4 @@
-"""A loss over all ranks: sums and counts are added up, not means of means."""
+"""A loss over all ranks: sums and counts are added up, instead of averaging means."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -17,14 +17,14 @@ Loss: TypeAlias = Callable[[nn.Module, Any, torch.Generator], Any]
 
 @runtime_checkable
 class SummedLoss(Protocol):
-    """A loss that is a mean over something other than rows, such as tokens."""
+    """A loss that is a mean over items other than rows, such as tokens."""
 
     def total(self, model: nn.Module, batch: Any, generator: torch.Generator) -> tuple[Tensor, int]:
-        """The sum that the loss is the mean of, and the number of its terms (which may be 0)."""
+        """The sum of the terms of the mean, and their number, which may be 0."""
         ...
 
     def piece(self, batch: Any, index: int, count: int) -> Any:
-        """The same batch with its sequences cut, for one of ``count`` ranks that share them."""
+        """The piece of a batch's sequences for one of the ``count`` ranks that share them."""
         ...
 
 
@@ -39,22 +39,22 @@ class Objective:
         return _call(self.loss, self.model, batch, generator)
 
     def accumulating(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """The context of a batch whose gradients are added to those of the ones before it."""
+        """The context of a batch whose gradients are accumulated."""
         return contextlib.nullcontext()
 
 
 class SharedObjective(Objective):
-    """The loss of a batch that all ranks work on, each on a share.
+    """The loss of a batch that is shared by all ranks.
 
-    Its value is that of the whole batch, on every rank; its gradient is the rank's own part, times
-    the number of ranks, because DDP and FSDP take the mean of gradients and not their sum.
+    Its value is that of the whole batch, on every rank. Its gradient is the rank's own part, times
+    the number of ranks, because DDP and FSDP average gradients instead of summing them.
 
     Args:
-        model: prepared for its ranks.
-        loss: as in one process.
+        model: a model prepared for its ranks.
+        loss: the loss, as in one process.
         everyone: all ranks.
-        context: those that share sequences with this one.
-        ddp: wrap the model in torch's DDP; False for one that FSDP has spread.
+        context: the ranks that share sequences with this one.
+        ddp: wrap the model in torch's DDP; False for a model sharded by FSDP.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class SharedObjective(Objective):
         super().__init__(model, loss)
         if context.size > 1 and not isinstance(loss, SummedLoss):
             raise ValueError(
-                "context parallelism needs a loss that can be cut in time: token_loss, or one with "
-                "the methods of parallel.shared_loss.SummedLoss."
+                "context parallelism needs a loss that can be split in time: token_loss, or one "
+                "with the methods of parallel.shared_loss.SummedLoss."
             )
         self.everyone = everyone
         share = _Share(model, loss, everyone, context)
@@ -84,7 +84,7 @@ class SharedObjective(Objective):
         return loss, dict(zip(metrics, means, strict=True))
 
     def accumulating(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Gradients are exchanged with the last batch of an update only."""
+        """Gradients are exchanged only with the last batch of an update."""
         if self._ddp is None:
             self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
         elif not last:
@@ -128,7 +128,7 @@ def _call(loss: Loss, model: nn.Module, batch: Any, generator: torch.Generator) 
     value, metrics = found if isinstance(found, tuple) else (found, {})
     if value.dim() != 0:
         raise ValueError(
-            f"the loss must be one number, got shape {list(value.shape)}: take the mean over "
-            "what it is made of."
+            f"the loss must be a scalar, got shape {list(value.shape)}: take the mean over its "
+            "terms."
         )
     return value, metrics

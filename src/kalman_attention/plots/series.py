@@ -18,6 +18,7 @@ def plot_bands(
     *,
     level: float = 0.95,
     hidden: tuple[NDArray[Any], NDArray[Any]] | None = None,
+    ylabel: str = "",
     axes: Any = None,
 ) -> Figure:
     """Draw values and bands.
@@ -28,6 +29,7 @@ def plot_bands(
         parts: bands; the first in hindsight, a second one is a forecast.
         level: of the bands, for the legend.
         hidden: times and values that were not seen, to compare with.
+        ylabel: what the values are.
         axes: to draw into; by default a figure is made.
     """
     figure = axes.figure if axes is not None else plt.figure(figsize=(9, 3.2), layout="constrained")
@@ -43,6 +45,7 @@ def plot_bands(
     axes.plot(times, values, ".", color="0.25", ms=4, label="seen")
     if hidden is not None:
         axes.plot(*hidden, "x", color="C3", ms=4, label="hidden")
+    axes.set_ylabel(ylabel)
     axes.legend(ncols=5, loc="upper right", frameon=False, fontsize=9)
     low, high = axes.get_ylim()
     axes.set_ylim(low, high + 0.15 * (high - low))

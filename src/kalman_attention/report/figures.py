@@ -71,11 +71,14 @@ def series(cells: Sequence[Cell], folder: Path) -> list[Path]:
         if not isinstance(run, SeriesRun) or run.model != CHOSEN[run.series] or run.seed:
             continue
         times, values, hidden, low, mean, high = run.bands()
+        if run.series == "car":  # bands of metres around a way of hundreds are thinner than a line
+            values, low, high, mean = (x - mean for x in (values, low, high, mean))
         figure = plot_bands(
             times[~hidden],
             values[~hidden],
             [(times, mean, low, high)],
             hidden=(times[hidden], values[hidden]) if hidden.any() else None,
+            ylabel="m from the mean" if run.series == "car" else "",
         )
         paths += save_figure(figure, folder / f"{run.series}.png")
     return paths

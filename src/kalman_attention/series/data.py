@@ -37,8 +37,10 @@ class Stamps:
     def elapsed(self, since: Any = None) -> NDArray[np.float64]:
         """Time since the first stamp, or another one, in units."""
         past = self.labels - (self.labels[0] if since is None else since)
-        found: NDArray[np.float64] = np.asarray(
-            past if self.unit is None else past / self.unit, float
+        # Dividing dates by a unit casts both to the finer of the two, in which centuries overflow.
+        scale = 1.0 if self.unit is None else _resolution(past) / self.unit
+        found: NDArray[np.float64] = (
+            past.astype(np.int64 if self.unit is not None else float) * scale
         )
         return found
 
@@ -270,14 +272,19 @@ def _time_unit(unit: Any) -> np.timedelta64:
         if isinstance(unit, str):
             unit = np.timedelta64(1, unit)  # type: ignore[call-overload]
         if isinstance(unit, datetime.timedelta | np.timedelta64):
-            nanoseconds = np.timedelta64(unit) / np.timedelta64(1, "ns")
-            if nanoseconds > 0:
-                return np.timedelta64(round(nanoseconds), "ns")
+            found = np.timedelta64(unit)
+            if found / np.timedelta64(1, "ns") > 0:
+                return found
     except (TypeError, ValueError):
         pass
     raise ValueError(
         f"time_unit is {unit!r}: pass 's', 'm' (minutes), 'h', 'D' or 'W', or a timedelta."
     )
+
+
+def _resolution(x: Array) -> np.timedelta64:
+    """What one count of an array of timedelta64 is."""
+    return np.ones(1, x.dtype)[0]  # type: ignore[no-any-return]
 
 
 def _is_pandas(x: Any) -> bool:

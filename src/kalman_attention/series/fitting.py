@@ -31,6 +31,8 @@ _LONGEST = 2.0
 """The most that a parameter moves in one step, on the scale of logarithms."""
 _LEVEL = 1e-6
 """Gradient of the mean log-likelihood from which on Newton's method takes the last digits."""
+_GAIN = 1e-10
+"""Gain in mean log-likelihood that is not worth another filter."""
 _STEP = 1e-4
 """Step of the differences of gradients, where rounding and curvature of a float64 cost the same."""
 _FLAT = 1e-3
@@ -139,7 +141,7 @@ def descend(objective: Objective, x: Tensor, max_iter: int) -> tuple[Tensor, Ten
         step = step * (_LONGEST / step.abs().amax(-1, keepdim=True)).clamp(max=1.0)
         step = step * length.unsqueeze(-1)
         expected = (step * slope).sum(-1)
-        if bool(((slope.abs().amax(-1) < _LEVEL) | (length < 1e-8)).all()):
+        if bool(((slope.abs().amax(-1) < _LEVEL) | (expected.abs() < _GAIN)).all()):
             break
         new_heights, new_slope = objective.gradient(x + step)
         lower = new_heights <= heights + 1e-4 * expected

@@ -116,9 +116,10 @@ class FittedSeries:
         return self._found is not None and self._found.gradient < 1e-5
 
     @property
-    def found(self) -> list[float]:
-        """Log-likelihoods that the starts led to, in scaled units, for looking at differences."""
-        return [] if self._found is None else self._found.found
+    def climbs(self) -> list[float]:
+        """How far below the highest log-likelihood each start ended; empty if none was fitted."""
+        found = [] if self._found is None else self._found.found
+        return [height - max(found) for height in found]
 
     def log_likelihood(self, y: Any, times: Any = None, *, time_unit: Any = "D") -> float:
         """Log-likelihood of other data under these parameters, such as a held-out year."""

@@ -1,8 +1,8 @@
-"""Checkpoints on disk: folders ``step-00000040`` that are whole or not there.
+"""Checkpoints on disk: folders ``step-00000040`` that are either complete or absent.
 
 A checkpoint is written under a hidden name, flushed, and renamed: a process that is killed at any
-moment leaves the one before it. Its ``checkpoint.json`` lists every file with size and SHA-256, so
-that a truncated, changed or foreign file is recognised. Nothing is pickled.
+moment leaves the previous one intact. Its ``checkpoint.json`` lists every file with size and
+SHA-256, so that a truncated, modified or foreign file is detected. Nothing is pickled.
 """
 
 import json
@@ -19,8 +19,9 @@ from kalman_attention._files import sync_folder, write_file
 from kalman_attention._reading import checked, read_json
 from kalman_attention.models.checksums import MANIFEST, check_files, describe, digest
 
+# The newest one, and one to fall back on if it is damaged.
 KEPT = 2
-"""Newest checkpoints that are kept, besides the best: one, and one to fall back on."""
+"""Number of newest checkpoints that are kept, besides the best."""
 
 _FORMAT = 1
 
@@ -31,12 +32,12 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class TrainingState:
-    """A checkpoint that was read and found whole.
+    """The state of a run, as read from a checkpoint whose files have been verified.
 
     Attributes:
-        folder: where it is.
-        step: updates made until then.
-        state: what the writer put into it, besides files.
+        folder: folder of the checkpoint.
+        step: number of updates made so far.
+        state: what was written besides files.
     """
 
     folder: Path
@@ -50,13 +51,13 @@ def write_checkpoint(
     """Add a checkpoint to a folder of checkpoints.
 
     Args:
-        folder: of all checkpoints of a run.
-        step: its number.
-        files: contents by name.
-        state: plain values that survive JSON.
+        folder: folder of all checkpoints of a run.
+        step: number of the checkpoint.
+        files: contents of its files by name.
+        state: plain values that JSON can represent.
 
     Returns:
-        Its folder.
+        The folder of the checkpoint.
     """
     target = checkpoint_folder(folder, step)
     part = folder / f".part-{step}"
@@ -73,21 +74,21 @@ def write_checkpoint(
         os.rename(part, target)
         sync_folder(folder)
     except OSError as error:
-        shutil.rmtree(part, ignore_errors=True)  # on a full disk this makes room
+        shutil.rmtree(part, ignore_errors=True)  # frees space if the disk is full
         kept = checkpoints(folder)
-        last = f"{kept[0]} is intact" if kept else "there is none before it"
+        last = f"The previous one, {kept[0]}, is intact." if kept else "There is no earlier one."
         raise CheckpointError(
-            f"cannot write checkpoint {target}: {error.strerror or error}. The last one, {last}. "
-            "Put this right and start again with the same folder to continue from there."
+            f"cannot write checkpoint {target}: {error.strerror or error}. {last} Fix the problem "
+            "and start again with the same folder to continue from there."
         ) from error
     return target
 
 
 def read_checkpoint(folder: Path) -> TrainingState:
-    """Read a checkpoint and check every byte of it."""
+    """Read a checkpoint and verify all of its files."""
     source = folder / MANIFEST
     if not source.exists():
-        raise CheckpointError(f"{folder} holds no {MANIFEST}: it is no checkpoint.")
+        raise CheckpointError(f"{folder} has no {MANIFEST}: it is not a checkpoint.")
     try:
         manifest = read_json(source)
         own = manifest.pop("digest", None)
@@ -102,14 +103,14 @@ def read_checkpoint(folder: Path) -> TrainingState:
 
 
 def newest_checkpoint(folder: Path) -> TrainingState | None:
-    """The newest checkpoint that is whole; damaged ones are put aside, with a warning.
+    """The newest intact checkpoint; damaged ones are moved aside, with a warning.
 
     Args:
-        folder: of all checkpoints of a run.
+        folder: folder of all checkpoints of a run.
 
     Returns:
-        None if there is no checkpoint at all. If there are only damaged ones, that is an error: a
-        run does not start anew by itself.
+        The checkpoint, or None if there is none. If all of them are damaged, an error is raised: a
+        run never starts from scratch by itself.
     """
     problems: list[tuple[Path, str]] = []
     for path in checkpoints(folder):
@@ -122,30 +123,30 @@ def newest_checkpoint(folder: Path) -> TrainingState | None:
             aside = folder / f"damaged-{damaged.name}"
             shutil.rmtree(aside, ignore_errors=True)
             os.rename(damaged, aside)
-            text = f"{problem} Put aside as {aside.name}; going back to step {found.step}."
+            text = f"{problem} Moved aside as {aside.name}; going back to step {found.step}."
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         return found
     if problems:
         listed = "\n".join(f"  {problem}" for _, problem in problems)
         raise CheckpointError(
-            f"no checkpoint in {folder} can be read:\n{listed}\nRestore one of them from a copy, "
+            f"no checkpoint in {folder} can be read:\n{listed}\nRestore one of them from a backup, "
             "or remove the folder to train from the start."
         )
     return None
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Folders of all checkpoints, newest first, whole or not."""
+    """Folders of all checkpoints, newest first, including damaged ones."""
     return sorted(folder.glob("step-*"), key=lambda path: path.name, reverse=True)
 
 
 def checkpoint_folder(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step is."""
+    """Folder of the checkpoint of a step."""
     return folder / f"step-{step:08d}"
 
 
 def prune_checkpoints(folder: Path, keep: set[int]) -> None:
-    """Remove all but the newest, and those of the steps to keep."""
+    """Remove all checkpoints except the newest and those of the steps to keep."""
     kept = {checkpoint_folder(folder, step) for step in keep}
     for path in checkpoints(folder)[KEPT:]:
         if path not in kept:
@@ -153,13 +154,13 @@ def prune_checkpoints(folder: Path, keep: set[int]) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process left half written or half removed."""
+    """Remove what a killed process left partially written or removed."""
     for path in folder.glob(".*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def point_to(link: Path, target: Path) -> None:
-    """Make a relative link, or move it, in one step; where links are not allowed, do without."""
+    """Create or replace a relative symbolic link atomically, where links are supported."""
     part = link.with_name(f".{link.name}.part")
     with suppress(OSError, NotImplementedError):
         part.unlink(missing_ok=True)
@@ -169,13 +170,13 @@ def point_to(link: Path, target: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from training in the same folder; a kill releases it."""
+    """Lock a folder against other training processes; the lock ends with the process."""
     try:
         import fcntl
     except ImportError:  # Windows
         yield
         return
-    # Neither through a link, which may lead to someone's file, nor emptying what is there.
+    # Do not follow a link, which may point to another file, and do not truncate what is there.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     with os.fdopen(os.open(folder / ".lock", flags, 0o666), "r+b") as file:
         try:
@@ -189,7 +190,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _discard(path: Path) -> None:
-    """Remove a checkpoint without ever leaving half of it under its name."""
+    """Remove a checkpoint without ever leaving part of it under its name."""
     aside = path.with_name(f".old-{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
     os.rename(path, aside)

@@ -1,4 +1,4 @@
-"""What defines a training run, as plain data that survives JSON."""
+"""The options of a training run, as plain data that JSON can represent."""
 
 import dataclasses
 import math
@@ -10,41 +10,41 @@ from kalman_attention.train.schedule import constant, cosine, trapezoidal
 FREE = frozenset(
     {"eval_every", "log_every", "save_every", "save_seconds", "patience", "target", "threads"}
 )
-"""Fields that may change when a run is resumed: no weight depends on them before it stops."""
+"""Fields that may change when a run is resumed, because no weight depends on them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How to train; what to train is given to ``fit``.
+    """How to train; what to train is passed to ``fit``.
 
     Attributes:
-        max_steps: number of updates; give this or epochs.
-        epochs: passes over the data instead, for data that has a length.
-        lr: learning rate of parameter groups that have none of their own.
-        betas: of Adam, in the same case.
-        eps: of Adam, in the same case.
-        weight_decay: decoupled, in the same case.
-        clip: largest norm of all gradients together; None never clips.
+        max_steps: number of updates; pass this or epochs.
+        epochs: number of passes over the data, if it has a length.
+        lr: learning rate, if no parameter groups are given.
+        betas: Adam's betas, if no parameter groups are given.
+        eps: Adam's epsilon, if no parameter groups are given.
+        weight_decay: decoupled weight decay, if no parameter groups are given.
+        clip: maximum norm of all gradients together; None for no clipping.
         schedule: ``"constant"``, ``"cosine"``, or the paper's ``"trapezoidal"``.
         warmup_steps: updates of linear warm-up before the schedule.
-        decay_fraction: part of the updates in which the trapezoidal schedule falls.
-        final_fraction: where cosine and trapezoidal schedules end.
-        accumulate: batches per update; their losses count equally.
-        eval_every: updates between evaluations, or ``"epoch"``; the last update is always followed
-            by one.
+        decay_fraction: fraction of the updates in which the trapezoidal schedule decays.
+        final_fraction: final value of the cosine and trapezoidal schedules.
+        accumulate: batches per update; their losses have equal weight.
+        eval_every: updates between evaluations, or ``"epoch"``; there is always one after the last
+            update.
         log_every: updates between lines of training metrics.
-        save_every: updates between checkpoints; None leaves it to ``save_seconds``.
-        save_seconds: seconds between checkpoints; None leaves it to ``save_every``. The start, the
-            end, an interruption and every best evaluation are saved in any case.
-        monitor: which metric of the evaluation says how good the model is; None keeps no best.
-        mode: whether ``"max"`` or ``"min"`` of it is best.
-        min_delta: an improvement smaller than this is none.
-        patience: stop after this many evaluations without improvement; None never does.
-        target: stop once the metric reaches this; None never does.
-        seed: of everything random.
+        save_every: updates between checkpoints; None to use only ``save_seconds``.
+        save_seconds: seconds between checkpoints; None to use only ``save_every``. The start, the
+            end, an interruption and every best evaluation are always saved.
+        monitor: metric of the evaluation that determines the best model; None for none.
+        mode: whether the ``"max"`` or ``"min"`` of it is best.
+        min_delta: smallest change that counts as an improvement.
+        patience: stop after this many evaluations without improvement; None to disable.
+        target: stop once the metric reaches this value; None to disable.
+        seed: random seed.
         dtype: ``"float32"`` computes in the dtypes of the model, ``"bfloat16"`` under autocast.
-        threads: threads of torch; None leaves them alone. Matrix products may round differently
-            with another number.
+        threads: number of torch threads; None leaves it unchanged. Matrix products may round
+            differently with another number.
     """
 
     max_steps: int | None = None
@@ -75,14 +75,14 @@ class TrainConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(self.betas))
         if (self.max_steps is None) == (self.epochs is None):
-            raise ValueError("give either max_steps or epochs: how long to train, one of the two.")
+            raise ValueError("pass either max_steps or epochs, to say how long to train.")
         for name, (holds, rule) in self._rules().items():
             if not holds:
                 raise ValueError(f"{name} must be {rule}, got {getattr(self, name)!r}.")
         if self.monitor is None and (self.patience is not None or self.target is not None):
             raise ValueError(
-                "patience and target need a metric to watch: set monitor to a name that the "
-                "evaluation returns."
+                "patience and target need a metric to monitor: set monitor to the name of one "
+                "that the evaluation returns."
             )
 
     def _rules(self) -> dict[str, tuple[bool, str]]:
@@ -107,7 +107,7 @@ class TrainConfig:
         return rules
 
     def factor(self, step: int, total: int) -> float:
-        """What the schedule multiplies all rates by.
+        """The factor of the schedule on all learning rates.
 
         Args:
             step: updates already made.
@@ -137,7 +137,7 @@ class TrainConfig:
         return value >= self.target if self.mode == "max" else value <= self.target
 
     def fixed(self) -> dict[str, Any]:
-        """The fields that must stay the same when a run is resumed.
+        """The fields that must not change when a run is resumed.
 
         The length is one of them only if the schedule depends on it.
         """
@@ -145,7 +145,7 @@ class TrainConfig:
         return {name: value for name, value in self.to_dict().items() if name not in free}
 
     def to_dict(self) -> dict[str, Any]:
-        """As a dictionary of plain values."""
+        """Convert to a dictionary of plain values."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -154,8 +154,8 @@ class TrainConfig:
         unknown = sorted(set(data) - {field.name for field in dataclasses.fields(cls)})
         if unknown:
             raise ValueError(
-                f"this configuration has fields unknown here: {', '.join(unknown)}. It was "
-                "written by another version of the library, or is not one of training."
+                f"this configuration has unknown fields: {', '.join(unknown)}. It was written by "
+                "another version of the library, or is not a training configuration."
             )
         return cls(**data)
 

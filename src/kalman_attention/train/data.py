@@ -1,4 +1,4 @@
-"""Batches with an exact cursor: what comes next depends on a seed and a count, nothing else."""
+"""Batches with an exact cursor: the next batch depends only on a seed and a count."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -13,23 +13,23 @@ from kalman_attention.train.seeds import derive_seed
 
 
 class Batches(Protocol):
-    """What ``fit`` draws from; a token loader needs no more than this.
+    """The interface of the data that ``fit`` trains on.
 
-    A class with ``__len__`` also says how many batches make an epoch.
+    If a class has ``__len__``, it is the number of batches in an epoch.
     """
 
     def __next__(self) -> Any:
         """The next batch; there is always one."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the cursor is, as plain values that survive JSON."""
+        """The position of the cursor, as plain values that JSON can represent."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put the cursor there."""
+        """Move the cursor to a position."""
 
 
 class _Cursor:
-    """Batches that are a function of their number."""
+    """Batches that are a function of their index."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -44,31 +44,31 @@ class _Cursor:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Position, and what the order depends on."""
+        """The position, and everything that the order depends on."""
         return {"position": self.position, "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken, if these are the same batches."""
+        """Continue from a ``state_dict`` of the same batches."""
         expected = {name: value for name, value in self.state_dict().items() if name != "position"}
         found = {name: value for name, value in state.items() if name != "position"}
         if found != expected:
             raise ValueError(
-                f"the cursor belongs to other batches: it says {found}, these are {expected}. "
-                "Build the batches as the run that is resumed did."
+                f"the cursor belongs to other batches: it has {found}, these have {expected}. "
+                "Build the batches as in the run that is being resumed."
             )
         self.position = state["position"]
 
 
 class TensorBatches(_Cursor):
-    """A data set in memory, cut into batches, in a new order every epoch.
+    """A data set in memory, split into batches, in a new order every epoch.
 
-    The order of an epoch is a permutation drawn from (seed, epoch). The last batch of an epoch
-    holds what is left, so every example comes exactly once per epoch.
+    The order of an epoch is a permutation drawn from (seed, epoch). The last batch of an epoch may
+    be smaller, so that every example occurs exactly once per epoch.
 
     Args:
-        tensors: with one first axis, the examples.
+        tensors: tensors with the same first axis, the examples.
         batch_size: examples per batch.
-        seed: of the order.
+        seed: random seed of the order.
         shuffle: False keeps the order of the tensors.
     """
 
@@ -79,7 +79,8 @@ class TensorBatches(_Cursor):
         sizes = [len(tensor) for tensor in tensors]
         if not sizes or min(sizes) != max(sizes) or min(sizes) == 0:
             raise ValueError(
-                f"tensors must share a first axis of at least one example, got lengths {sizes}."
+                f"tensors must have the same first axis, of at least one example, got lengths "
+                f"{sizes}."
             )
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
@@ -108,14 +109,14 @@ class TensorBatches(_Cursor):
         return tuple(tensor[rows.to(tensor.device)] for tensor in self.tensors)
 
     def state_dict(self) -> dict[str, Any]:
-        """Position, and what the order depends on."""
+        """The position, and everything that the order depends on."""
         made_of = {"size": self.size, "batch_size": self.batch_size, "shuffle": self.shuffle}
         return {**super().state_dict(), **made_of, "digest": self._digest}
 
     @cached_property
     def _digest(self) -> str:
-        """A number for what the tensors hold, so that other data is not taken for the same."""
-        from safetensors.torch import save  # here: importing the library brings nothing but torch
+        """A hash of the tensors, so that a run is not resumed with other data."""
+        from safetensors.torch import save  # here, so that importing the library needs only torch
 
         found = hashlib.sha256()
         for tensor in self.tensors:
@@ -124,11 +125,11 @@ class TensorBatches(_Cursor):
 
 
 class StreamBatches(_Cursor):
-    """Batches made when they are needed, never twice the same.
+    """Batches that are generated on demand and never repeat.
 
     Args:
-        make: builds a batch from a CPU generator that is seeded with (seed, number of the batch).
-        seed: of all batches.
+        make: builds a batch from a CPU generator seeded with (seed, index of the batch).
+        seed: random seed of all batches.
     """
 
     def __init__(self, make: Callable[[torch.Generator], Any], seed: int = 0) -> None:
@@ -142,18 +143,19 @@ class StreamBatches(_Cursor):
 
 
 class GrowingBatches(_Cursor):
-    """Fresh sequences that get longer as they are learned: a curriculum.
+    """New sequences that get longer as they are learned: a curriculum.
 
-    The first batches have the length ``start``. Whenever the loss of a batch falls below ``below``,
-    the next is one longer, up to ``end``. What the loss was is part of the cursor, so a run that
-    goes on after a kill sees the same batches.
+    The first batches have length ``start``. Whenever the loss of a batch falls below ``below``, the
+    next one is longer by one, up to ``end``. The length is part of the cursor, so a resumed run
+    sees the same batches.
 
     Args:
-        make: builds a batch of sequences of a length, with a CPU generator as in ``StreamBatches``.
-        seed: of all batches.
-        start: first length.
-        end: last length.
-        below: loss that is low enough to go on.
+        make: builds a batch of sequences of a given length, with a CPU generator as in
+            ``StreamBatches``.
+        seed: random seed of all batches.
+        start: initial length.
+        end: final length.
+        below: loss below which the length grows.
     """
 
     def __init__(
@@ -172,12 +174,12 @@ class GrowingBatches(_Cursor):
         self._generator = torch.Generator()
 
     def batch(self, index: int) -> Any:
-        """Batch number ``index``, counted from 0, at the length that has been reached."""
+        """Batch number ``index``, counted from 0, at the current length."""
         seeded = self._generator.manual_seed(derive_seed(self.seed, "batch", index))
         return self.make(self.length, seeded)
 
     def watching(self, loss: Loss) -> Loss:
-        """The same loss; these batches grow as it falls."""
+        """Wrap a loss so that these batches grow as it falls."""
 
         def watched(model: nn.Module, batch: Any, generator: torch.Generator) -> Any:
             found = loss(model, batch, generator)
@@ -188,12 +190,12 @@ class GrowingBatches(_Cursor):
         return watched
 
     def state_dict(self) -> dict[str, Any]:
-        """Position and length, and what the batches depend on."""
+        """Position and length, and everything that the batches depend on."""
         fixed = {"end": self.end, "below": self.below}
         return {**super().state_dict(), **fixed, "length": self.length}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken, if these are the same batches."""
+        """Continue from a ``state_dict`` of the same batches."""
         length, self.length = self.length, state["length"]
         try:
             super().load_state_dict(state)

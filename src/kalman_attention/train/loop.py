@@ -57,34 +57,35 @@ def fit(
     command: str | None = None,
     parallel: Parallel | None = None,
 ) -> Result:
-    """Train a model, from the start or from where the folder says.
+    """Train a model, from the start or from the newest checkpoint in the folder.
 
-    Killed at any moment and called again with the same arguments, it ends with the same bits as
-    if it had never been killed.
+    If it is killed at any moment and called again with the same arguments, it produces the same
+    bits as an uninterrupted run.
 
     Args:
-        model: what to train, in place, on the device it is on.
-        batches: what to train on.
-        loss: what to minimise.
-        config: how.
-        folder: of the run: ``checkpoints/``, links ``last`` and ``best``, ``metrics.jsonl``.
-        evaluate: what to measure, every ``config.eval_every`` updates.
+        model: the model to train, in place, on its current device.
+        batches: the data to train on.
+        loss: the loss to minimise.
+        config: options of the training.
+        folder: folder of the run: ``checkpoints/``, links ``last`` and ``best``, ``metrics.jsonl``.
+        evaluate: the evaluation to run every ``config.eval_every`` updates.
         groups: parameter groups for AdamW, such as ``optim.param_groups`` builds; None for one
-            group with the rate of the config.
-        about: whatever else defines the run and survives JSON; a checkpoint that was written with
-            something else is refused.
-        resume: False refuses a folder that holds checkpoints; nothing is ever overwritten.
-        progress: show how it goes, on standard error.
-        boards: who else gets the metrics: "tensorboard", "wandb".
-        command: how to continue after an interruption; None for the command that was run.
+            group with the learning rate of the config.
+        about: anything else that defines the run, as values that JSON can represent; a checkpoint
+            with other values is rejected.
+        resume: False rejects a folder that already has checkpoints; nothing is ever overwritten.
+        progress: show progress on standard error.
+        boards: additional destinations of the metrics: "tensorboard", "wandb".
+        command: command that continues the run, shown after an interruption; None for the command
+            that was run.
         parallel: the processes that train together, all of which call ``fit`` in the same way; a
-            run goes on with any number of them. None trains in this one alone.
+            run can be resumed with any number of them. None trains in this process alone.
 
     Returns:
-        ``Result``; with ``result.history`` and ``result.best``.
+        A ``Result``, with ``result.history`` and ``result.best``.
 
     Raises:
-        NonFiniteError: a loss or gradient is infinite or NaN; the update is kept for inspection.
+        NonFiniteError: a loss or gradient is infinite or NaN; the update is saved for inspection.
         KeyboardInterrupt: Ctrl-C, after saving. SIGTERM and SIGHUP, after saving, raise
             SystemExit with the codes 143 and 129.
     """
@@ -112,12 +113,12 @@ def fit(
 
 @dataclass
 class _State:
-    """All of a run, besides tensors, that a checkpoint holds."""
+    """The part of a run's state, other than tensors, that a checkpoint contains."""
 
     step: int = 0
     seconds: float = 0.0
     stale: int = 0  # evaluations since the best
-    unmeasured: bool = False  # a signal has cut the evaluation of this step
+    unmeasured: bool = False  # a signal interrupted the evaluation of this step
     best: dict[str, Any] | None = None
     batches: dict[str, Any] = field(default_factory=dict)
     threads: int = 0
@@ -139,7 +140,7 @@ class _Run:
         config = updater.config
         if config.monitor is not None and evaluate is None:
             raise ValueError(
-                f"monitor is {config.monitor!r}, but there is nothing that measures it: pass "
+                f"monitor is {config.monitor!r}, but there is no evaluation to compute it: pass "
                 "evaluate."
             )
         self.updater, self.evaluate, self.signals = updater, evaluate, signals
@@ -150,7 +151,7 @@ class _Run:
         self.state = _State()
         self.identity: dict[str, Any] = {}
         self.saved: tuple[int, float] = (-1, 0.0)  # step and time of the last checkpoint
-        self.saved_best: set[int] = set()  # the best step that the last checkpoint knows
+        self.saved_best: set[int] = set()  # the best step recorded in the last checkpoint
 
     def start(
         self, own: dict[str, Any], *, resume: bool, progress: bool, boards: Sequence[str]
@@ -162,8 +163,8 @@ class _Run:
         if found is not None:
             if not resume:
                 raise ValueError(
-                    f"{self.folder} already holds a run, at step {found.step}. Choose another "
-                    "folder, or let resume=True continue it."
+                    f"{self.folder} already contains a run, at step {found.step}. Choose another "
+                    "folder, or continue it with resume=True."
                 )
             notes = self._load(found)
         self.started = time.perf_counter() - self.state.seconds
@@ -192,12 +193,12 @@ class _Run:
             self._after(values)
         if self.saved[0] != self.state.step:
             self._save()
-        if self._interrupted():  # also waits until the last checkpoint is there for all
+        if self._interrupted():  # also waits until all ranks have the last checkpoint
             self._interrupt()
         return Result(folder=self.folder, step=self.state.step, reason=reason, best=self._best())
 
     def close(self) -> None:
-        """Close files, and leave the live line."""
+        """Close files, and keep the live line."""
         if self.log is not None:
             self.log.close()
         if self.progress is not None:
@@ -221,16 +222,14 @@ class _Run:
             self._save()
 
     def _evaluate(self, evaluate: Evaluate) -> bool:
-        """Measure, remember, and say whether this is the best.
-
-        The later of two equals is: a metric that stays at zero, such as the share of long
-        sequences that are right, must not choose the model of the first evaluation.
-        """
+        """Evaluate the model, record the result, and return whether it is the best so far."""
+        # Of two equal results the later is best: a metric that stays at zero, such as the share of
+        # long sequences that are correct, must not select the model of the first evaluation.
         assert self.progress is not None
         state, config = self.state, self.config
         seed_global(derive_seed(config.seed, "evaluation"), self.updater.device)
         self.model.eval()
-        # Ranks have to stop at the same place, which is the next update.
+        # Several ranks must stop at the same point, which is the next update.
         alone = self.parallel.size == 1
         try:
             with (
@@ -270,7 +269,7 @@ class _Run:
         state.threads, state.torch = torch.get_num_threads(), str(torch.__version__)
         state.ranks = self.parallel.size
         files = snapshot_files(self.model, self.updater.optimiser, self.parallel)
-        # The checkpoint to fall back on knows the best before this one.
+        # The previous checkpoint, kept as a fallback, refers to the best step before this one.
         known = {state.best["step"]} if state.best else set()
         if self.log is not None:
             self.log.sync()
@@ -287,7 +286,7 @@ class _Run:
             point_to(self.folder / "best", best.folder)
 
     def _load(self, found: TrainingState) -> list[str]:
-        """Become what a checkpoint says; returns what the user should know."""
+        """Restore the state of a checkpoint; return notes for the user."""
         stored = dict(found.state)
         check_identity(stored.pop("identity"), self.identity, found.folder)
         load_weights(self.model, found.folder)
@@ -297,7 +296,7 @@ class _Run:
         self.saved = (found.step, time.perf_counter())
         self.saved_best = {self.state.best["step"]} if self.state.best else set()
         if self.parallel.main:
-            self._link(found.folder)  # a kill may have come between a checkpoint and its links
+            self._link(found.folder)  # a kill may have prevented the links from being updated
             remove_leftovers(self.checkpoints)
         notes = [f"resuming {self.folder} at step {found.step} of {self.total}"]
         for name, before, now in (
@@ -306,11 +305,11 @@ class _Run:
             ("ranks", self.state.ranks, self.parallel.size),
         ):
             if before != now:
-                notes.append(f"{name}: {before} until now, {now} from here: bits may differ.")
+                notes.append(f"{name}: {before} until now, {now} from here on: bits may differ.")
         return notes
 
     def _newest(self) -> TrainingState | None:
-        """The checkpoint to go on from; one rank looks for it, and all take that one."""
+        """The checkpoint to continue from, found by one rank and used by all."""
         found = newest_checkpoint(self.checkpoints) if self.parallel.main else None
         step = self.parallel.agree(-1 if found is None else found.step)
         if found is None and step >= 0:
@@ -318,7 +317,7 @@ class _Run:
         return found
 
     def _interrupted(self) -> bool:
-        """Whether any rank was asked to stop: then all do, at the same step."""
+        """Whether any rank received a signal: then all stop, at the same step."""
         self.signals.received = self.parallel.agree(self.signals.received or 0) or None
         return self.signals.received is not None
 
@@ -342,7 +341,7 @@ class _Run:
         self.signals.stop()
 
     def _reason(self) -> Reason | None:
-        """Why to stop: a function of the state alone, so that a finished run stays finished."""
+        """Why to stop, or None: a function of the state, so that a finished run stays finished."""
         state, config = self.state, self.config
         if state.best is not None and config.reaches_target(state.best["value"]):
             return "target"
@@ -361,11 +360,11 @@ class _Run:
 
 
 def _lengths(config: TrainConfig, batches: Batches) -> tuple[int, int]:
-    """Number of updates, and updates between evaluations (more than all if only at the end)."""
+    """Number of updates, and updates between evaluations (more than all: only at the end)."""
     length = len(batches) if isinstance(batches, Sized) else None
     if length is None and (config.epochs is not None or config.eval_every == "epoch"):
         raise ValueError(
-            "these batches have no length, so there are no epochs: give max_steps, and eval_every "
+            "these batches have no length, so there are no epochs: pass max_steps, and eval_every "
             "in updates."
         )
     if config.max_steps is not None:
@@ -383,7 +382,7 @@ def _lengths(config: TrainConfig, batches: Batches) -> tuple[int, int]:
 
 
 def _own_command(parallel: Parallel) -> str | None:
-    """The command that runs this program; None in a notebook or a prompt."""
+    """The command that runs this program; None in a notebook or an interactive session."""
     has_file = hasattr(sys.modules.get("__main__"), "__file__")
     return parallel.command(sys.orig_argv) if has_file else None
 

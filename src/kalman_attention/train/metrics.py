@@ -1,6 +1,6 @@
-"""Where numbers go: a line of JSON each, always; boards that draw them, when asked for.
+"""Metrics: a line of JSON per record, and optional boards that plot them.
 
-And what is left of a run in the end: its best evaluation, why it ended, its records.
+Also the result of a run: its best evaluation, why it ended, and its records.
 """
 
 import hashlib
@@ -17,33 +17,31 @@ from kalman_attention._reading import checked, parse_json, read_bytes
 
 METRICS = "metrics.jsonl"
 
+# A limit against files that are not ours; a million records take about 200 MB.
 _MOST_BYTES = 1 << 30
 
 
 class MetricsLog:
-    """Append records to ``metrics.jsonl``, from the given step on.
+    """Append records to ``metrics.jsonl``, after the given step.
 
-    A resumed run removes what the run before it wrote after the checkpoint, so that every step is
-    there once.
+    A resumed run removes the records after its checkpoint, so that every step occurs once.
 
     Args:
-        folder: of the run.
-        step: of the checkpoint that the run goes on from; 0 starts anew.
-        boards: names out of ``BOARDS``: who else is told, in a folder of that name.
+        folder: folder of the run.
+        step: step of the checkpoint that the run continues from; 0 for a new run.
+        boards: names in ``BOARDS`` that also receive the records, in a folder of that name.
     """
 
     def __init__(self, folder: Path, step: int, *, boards: Sequence[str] = ()) -> None:
         unknown = [name for name in boards if name not in BOARDS]
         if unknown:
-            raise ValueError(
-                f"there is no board called {', '.join(unknown)}; there are {', '.join(BOARDS)}."
-            )
+            raise ValueError(f"unknown board {', '.join(unknown)}. Known: {', '.join(BOARDS)}.")
         path = folder / METRICS
         if path.exists():
             os.truncate(path, _length_up_to(path, step))
         self._boards = [BOARDS[name](folder, step) for name in boards]
         self._file = path.open("a", encoding="utf-8")
-        sync_folder(folder)  # or a crash of the machine could lose a new file with all its records
+        sync_folder(folder)  # otherwise a crash of the machine could lose the new file
 
     def write(self, kind: str, step: int, seconds: float, values: Mapping[str, float]) -> None:
         """Append a record.
@@ -51,8 +49,9 @@ class MetricsLog:
         Args:
             kind: ``"train"`` or ``"eval"``.
             step: updates made.
-            seconds: of training so far.
-            values: by name; a value that is not finite becomes null, as JSON has no other word.
+            seconds: seconds of training so far.
+            values: values by name; those that are not finite become null, because JSON has neither
+                NaN nor infinity.
         """
         finite = {name: x if math.isfinite(x) else None for name, x in values.items()}
         record = {"kind": kind, "step": step, **finite, "seconds": round(seconds, 3)}
@@ -62,7 +61,7 @@ class MetricsLog:
             board.write({f"{kind}/{name}": value for name, value in values.items()}, step)
 
     def sync(self) -> None:
-        """Wait until all records are on the disk."""
+        """Flush all records to disk."""
         os.fsync(self._file.fileno())
         for board in self._boards:
             board.flush()
@@ -75,7 +74,7 @@ class MetricsLog:
 
 
 def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """All records of a run, in the order in which they were written."""
+    """All records of a run, in order."""
     path = Path(folder) / METRICS
     lines = read_bytes(path, _MOST_BYTES).splitlines()
     return [_record(line, f"line {i} of {path}") for i, line in enumerate(lines, 1)]
@@ -91,7 +90,7 @@ def _record(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _length_up_to(path: Path, step: int) -> int:
-    """Bytes of the records up to a step; a line that a kill cut short ends them too."""
+    """Bytes of the records up to a step, or up to a line that a kill truncated."""
     length = 0
     with path.open("rb") as file:
         for line in file:
@@ -106,24 +105,24 @@ def _length_up_to(path: Path, step: int) -> int:
 
 
 class Board(Protocol):
-    """Something that draws curves."""
+    """A service that plots curves."""
 
     def write(self, values: Mapping[str, float], step: int) -> None:
-        """Take the values of a step."""
+        """Record the values of a step."""
 
     def flush(self) -> None:
-        """Let nothing be lost."""
+        """Write everything to disk."""
 
     def close(self) -> None:
-        """Take no more."""
+        """Finish."""
 
 
 class TensorBoard:
-    """Events in ``tensorboard/``; those after the step that a run goes on from are dropped.
+    """Events in ``tensorboard/``; those after the step that a run continues from are dropped.
 
     Args:
-        folder: of the run.
-        step: of the checkpoint that the run goes on from.
+        folder: folder of the run.
+        step: step of the checkpoint that the run continues from.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -139,7 +138,7 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write pending events."""
         self._writer.flush()
 
     def close(self) -> None:
@@ -148,13 +147,14 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases in ``wandb/``; its variables, such as WANDB_MODE, say the rest.
+    """A run of Weights & Biases in ``wandb/``, configured by its variables, such as WANDB_MODE.
 
-    The run is known by its folder, so that one that goes on is one there. Its axis is ``step``.
+    The run is identified by its folder, so that a resumed run continues there. Its axis is
+    ``step``.
 
     Args:
-        folder: of the run.
-        step: not needed: a step that is reached again gets another point.
+        folder: folder of the run.
+        step: unused: a step that is repeated gets another point.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -178,7 +178,7 @@ class WeightsAndBiases:
         self._run.log({**values, "step": step})
 
     def flush(self) -> None:
-        """Nothing: its own process writes at once."""
+        """Nothing to do: its own process writes immediately."""
 
     def close(self) -> None:
         """Finish the run."""
@@ -195,7 +195,7 @@ BOARDS: dict[str, Callable[[Path, int], Board]] = {
 def _missing(name: str, way: str) -> ValueError:
     return ValueError(
         f"the board {name} needs the package {name}, which is not installed: {way}. The same "
-        "numbers are always in metrics.jsonl."
+        "values are always in metrics.jsonl."
     )
 
 
@@ -203,13 +203,14 @@ Reason = Literal["max_steps", "patience", "target"]
 
 
 class Best(NamedTuple):
-    """The best evaluation of a run; the last of several that are equally good.
+    """The best evaluation of a run; the last one if several are equally good.
 
     Attributes:
-        step: updates made until then.
-        value: of the monitored metric.
-        metrics: all of that evaluation.
-        folder: its checkpoint, for ``load_weights`` (and ``load_model``, if it is one of ours).
+        step: updates made so far.
+        value: value of the monitored metric.
+        metrics: all metrics of that evaluation.
+        folder: its checkpoint, for ``load_weights`` (and ``load_model`` for models of this
+            library).
     """
 
     step: int
@@ -220,10 +221,10 @@ class Best(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a run ended. The model that was trained has its last weights, not its best.
+    """How a run ended. The trained model has its last weights, not its best.
 
     Attributes:
-        folder: of the run.
+        folder: folder of the run.
         step: updates made.
         reason: why it ended: ``"max_steps"``, ``"patience"`` or ``"target"``.
         best: the best evaluation; None if nothing was monitored.

@@ -1,4 +1,4 @@
-"""What to keep of an update that came out infinite or NaN: enough to make it happen again."""
+"""Saving an update that was infinite or NaN, with everything needed to reproduce it."""
 
 import json
 import math
@@ -23,7 +23,7 @@ class NonFiniteError(ArithmeticError):
     """A loss or a gradient is infinite or NaN.
 
     Attributes:
-        folder: what was kept: the weights before the update, its batches, a report.
+        folder: the weights before the update, its batches and a report.
     """
 
     def __init__(self, message: str, folder: Path) -> None:
@@ -41,22 +41,22 @@ def keep_nonfinite(
     seed: int,
     parallel: Parallel,
 ) -> NonFiniteError:
-    """Save the offending update, and build the error that names it.
+    """Save the failed update, and build the error that describes it.
 
     Args:
         run: folder of the run.
         step: updates made before it.
-        model: with the weights before the update, and the offending gradients.
-        batches: of the update.
-        losses: of each of them.
-        norm: of all gradients.
-        seed: that the global generators had at its start.
-        parallel: the processes that all call this; one of them writes.
+        model: the model, with the weights before the update and the gradients of the update.
+        batches: batches of the update.
+        losses: loss of each batch.
+        norm: norm of all gradients.
+        seed: seed of the global generators at the start of the update.
+        parallel: the processes, all of which call this; one of them writes.
 
     Returns:
         The error to raise.
     """
-    from safetensors.torch import save  # here: importing the library brings nothing but torch
+    from safetensors.torch import save  # here, so that importing the library needs only torch
 
     folder = run / FOLDER / f"step-{step:08d}"
     bad = [
@@ -89,7 +89,7 @@ def keep_nonfinite(
     where = f" Gradients that are not finite: {', '.join(bad[:5])}." if bad else ""
     return NonFiniteError(
         f"update {step} (counted from 0): {what}.{where} Training stopped before it; the weights, "
-        f"the batches and a report are in {folder}. Try a lower learning rate, clip, or a longer "
-        "warm-up, in another folder.",
+        f"the batches and a report are in {folder}. Try a lower learning rate, gradient clipping "
+        "(clip), or a longer warm-up, in another folder.",
         folder,
     )

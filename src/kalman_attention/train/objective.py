@@ -1,4 +1,4 @@
-"""What is minimised and what is measured: plain callables, and those of language models."""
+"""Losses and evaluations: plain callables, and those of language models."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from kalman_attention.parallel.batch import piece
 
 Metrics: TypeAlias = Mapping[str, float | Tensor]
 Evaluate: TypeAlias = Callable[[nn.Module], Mapping[str, float]]
-"""Measures a model, which is in evaluation mode and records no gradients."""
+"""Computes metrics of a model, which is in evaluation mode and records no gradients."""
 
 
 class Loss(Protocol):
-    """Turns a batch into something to minimise."""
+    """A loss to minimise."""
 
     def __call__(
         self, model: nn.Module, batch: Any, generator: torch.Generator
     ) -> Tensor | tuple[Tensor, Metrics]:
-        """The loss, and metrics worth logging if there are any.
+        """The loss of a batch, and optionally metrics to log.
 
         Args:
-            model: in training mode.
-            batch: as the batches give it.
-            generator: on the device of the model, seeded for this batch of this update.
+            model: the model, in training mode.
+            batch: a batch of the data.
+            generator: random generator on the device of the model, seeded for this batch.
         """
 
 
@@ -37,19 +37,19 @@ def token_loss(
 
     Args:
         kind: ``"mean"``, cross-entropy of the posterior mean, or ``"marginal"`` (KLA+).
-        num_samples: posterior samples of the marginal likelihood.
+        num_samples: posterior samples for the marginal likelihood.
         ignore_index: target that does not count.
 
     Returns:
-        A loss for batches of tokens ``[B, T + 1]``, or that begin with inputs and targets,
-        ``[B, T]`` each.
+        A loss for batches of tokens ``[B, T + 1]``, or for tuples that start with inputs and
+        targets, ``[B, T]`` each.
     """
     return TokenLoss(kind, num_samples, ignore_index)
 
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """What ``token_loss`` returns; it can also be divided over ranks and cut in time."""
+    """The result of ``token_loss``; it can also be divided over ranks and split in time."""
 
     kind: Literal["mean", "marginal"]
     num_samples: int
@@ -66,7 +66,7 @@ class TokenLoss:
         return self._loss(model, batch, generator, "sum"), count
 
     def piece(self, batch: Any, index: int, count: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of one of ``count`` ranks that share the sequences."""
+        """Inputs and targets for one of the ``count`` ranks that share the sequences."""
         inputs, targets = (piece(x, index, count) for x in inputs_and_targets(batch))
         return inputs, targets
 
@@ -93,7 +93,7 @@ def token_evaluation(batches: Iterable[Any], *, ignore_index: int = -100) -> Eva
     """Loss and accuracy of a ``LanguageModel`` on given batches, by its posterior mean.
 
     Args:
-        batches: as for ``token_loss``; gone through anew at each evaluation.
+        batches: as for ``token_loss``; iterated over at each evaluation.
         ignore_index: target that does not count.
 
     Returns:
@@ -113,14 +113,14 @@ def token_evaluation(batches: Iterable[Any], *, ignore_index: int = -100) -> Eva
             right += int(((logits.argmax(-1) == flat) & counted).sum())
             count += int(counted.sum())
         if count == 0:
-            raise ValueError("there is nothing to evaluate: no batch has a target that counts.")
+            raise ValueError("nothing to evaluate: no batch has a target that counts.")
         return {"loss": total / count, "accuracy": right / count}
 
     return evaluate
 
 
 def inputs_and_targets(batch: Any) -> tuple[Tensor, Tensor]:
-    """The first two of a batch, or tokens ``[B, T + 1]`` cut into what precedes what."""
+    """The first two items of a batch, or tokens ``[B, T + 1]`` split into inputs and targets."""
     if isinstance(batch, Tensor):
         return batch[:, :-1], batch[:, 1:]
     if len(batch) == 1:

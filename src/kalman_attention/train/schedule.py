@@ -1,14 +1,14 @@
-"""Learning-rate schedules: factors on the rate of every group, pure functions of the step.
+"""Learning-rate schedules: factors on the rate of every group, as pure functions of the step.
 
 ``step`` counts the updates already made, so the first update is step 0 and the last is step
-``total - 1``. Each can be preceded by a warm-up: (step + 1) / warmup for the first updates.
+``total - 1``. A schedule can start with a linear warm-up, (step + 1) / warmup.
 """
 
 import math
 
 
 def constant(step: int, total: int, *, warmup: int = 0) -> float:
-    """1 throughout."""
+    """1 after the warm-up."""
     return (step + 1) / warmup if step < warmup else 1.0
 
 
@@ -29,7 +29,7 @@ def trapezoidal(
         step: updates already made.
         total: N, number of updates.
         warmup: updates of the warm-up; the paper has none.
-        final: what the linear part heads for at step N; the last update is one step short of it.
+        final: value of the linear part at step N, one step after the last update.
         decay_fraction: W / N.
     """
     if step < warmup:

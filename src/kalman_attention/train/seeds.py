@@ -1,8 +1,8 @@
-"""Randomness as a pure function of (seed, step): nothing to store, nothing to get out of step.
+"""Randomness as a pure function of (seed, step), with no generator state to store.
 
-Every update starts from freshly seeded generators, so what it draws depends on the seed and on the
-number of the update, not on what was drawn before: an evaluation more or less, a resumed run or
-another batch order change nothing.
+Every update seeds its generators first, so its random numbers depend on the seed and on the number
+of the update, not on what was drawn before: an additional evaluation, a resumed run or another
+order of batches changes nothing.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import torch
 
 
 def derive_seed(seed: int, *parts: int | str) -> int:
-    """A seed of 63 bits for one purpose, independent of those with other parts.
+    """A 63-bit seed for one purpose, independent of those with other parts.
 
     >>> derive_seed(0, "step", 1) == derive_seed(0, "step", 2)
     False
@@ -26,10 +26,8 @@ def derive_seed(seed: int, *parts: int | str) -> int:
 
 
 def seed_global(seed: int, device: torch.device) -> None:
-    """Seed the global generators of torch (CPU and ``device``), Python and, if loaded, numpy.
-
-    ``torch.manual_seed`` would do for torch, but takes a hundred times as long.
-    """
+    """Seed the global generators of torch (CPU and ``device``), Python and, if loaded, numpy."""
+    # Not by torch.manual_seed, which takes a hundred times as long.
     torch.default_generator.manual_seed(seed)
     if device.type not in ("cpu", "meta"):
         torch.get_device_module(device).manual_seed(seed)
@@ -40,7 +38,7 @@ def seed_global(seed: int, device: torch.device) -> None:
 
 @contextmanager
 def own_randomness(device: torch.device) -> Iterator[None]:
-    """Give the caller's global generators back as they were."""
+    """Restore the caller's global generators afterwards."""
     python = random.getstate()
     numpy = sys.modules.get("numpy")
     array = numpy.random.get_state() if numpy else None

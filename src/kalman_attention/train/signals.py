@@ -1,8 +1,8 @@
-"""What ends a program: Ctrl-C, SIGTERM of a scheduler, SIGHUP of a terminal that is closed.
+"""Signals that end a program: Ctrl-C, SIGTERM from a scheduler, SIGHUP from a closed terminal.
 
-A command ends at once, but by an exception, so that its workers end before it. Training grants the
-wish at the next step, with everything saved. ``nohup`` stays what it is: an ignored SIGHUP is left
-alone.
+A command ends immediately, but through an exception, so that its workers end before it. Training
+stops after the current step, with everything saved. ``nohup`` works: an ignored SIGHUP stays
+ignored.
 """
 
 import os
@@ -23,14 +23,14 @@ _NAMES = {
 
 @contextmanager
 def ending_by_exception() -> Iterator[None]:
-    """While active, SIGTERM and SIGHUP raise ``SystemExit``, as Ctrl-C raises KeyboardInterrupt.
+    """A context in which SIGTERM and SIGHUP raise ``SystemExit``.
 
-    Left to themselves they end Python on the spot, and nothing is closed or told to stop.
+    By default they terminate Python without any cleanup.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
         leave_dead_terminal()
-        with suppress(OSError):  # by a plain write: printing is not safe in a handler
+        with suppress(OSError):  # os.write, because print is not safe in a signal handler
             os.write(2, f"\nstopped by {_NAMES[signal.Signals(number)]}\n".encode())
         raise SystemExit(128 + number)
 
@@ -42,17 +42,17 @@ def ending_by_exception() -> Iterator[None]:
 
 
 class StopNow(BaseException):
-    """A signal has cut what can be done again."""
+    """A signal interrupted work that can be repeated."""
 
 
 class Signals:
-    """While active, a first signal is only remembered; a second Ctrl-C stops at once.
+    """A context in which the first signal is only recorded; a second Ctrl-C stops immediately.
 
-    An update that is cut in the middle would leave weights that belong to no step. An evaluation,
-    which may take minutes, can be cut: see ``at_once``.
+    An interrupted update would leave weights that belong to no step. An evaluation, which may take
+    minutes, can be interrupted: see ``at_once``.
 
     Args:
-        announce: say on standard error that the first one was heard.
+        announce: acknowledge the first signal on standard error.
     """
 
     def __init__(self, *, announce: bool = True) -> None:
@@ -75,7 +75,7 @@ class Signals:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """While active, a signal raises ``StopNow``, also one that came before."""
+        """A context in which a signal raises ``StopNow``, even one received earlier."""
         self._cutting = True
         try:
             if self.received is not None:
@@ -86,11 +86,11 @@ class Signals:
 
     @property
     def name(self) -> str:
-        """What was received, for people."""
+        """Name of the received signal, for messages."""
         return "" if self.received is None else _NAMES[signal.Signals(self.received)]
 
     def stop(self) -> NoReturn:
-        """End the program the way that the signal asks for, now that all is saved."""
+        """End the program as the signal requests, after everything has been saved."""
         if self.received not in (None, signal.SIGINT):
             raise SystemExit(128 + self.received)
         raise KeyboardInterrupt(f"training stopped by {self.name}; everything is saved")
@@ -100,7 +100,7 @@ class Signals:
             raise KeyboardInterrupt
         leave_dead_terminal()
         first, self.received = self.received is None, number
-        if self.announce and first:  # by a plain write: printing is not safe in a handler
+        if self.announce and first:  # os.write, because print is not safe in a signal handler
             text = f"\n{self.name}: saving after this step; Ctrl-C again stops at once\n"
             with suppress(OSError):
                 os.write(2, text.encode())
@@ -109,7 +109,7 @@ class Signals:
 
 
 def leave_dead_terminal() -> None:
-    """Turn output to a terminal that was closed to nowhere: it would be an error, not a message."""
+    """Redirect output from a closed terminal to nowhere, because writing to it would fail."""
     for output in (1, 2):
         with suppress(OSError):
             if stat.S_ISCHR(os.fstat(output).st_mode) and not os.isatty(output):
@@ -121,7 +121,7 @@ def leave_dead_terminal() -> None:
 def _handle(
     numbers: Sequence[int], handler: Callable[[int, FrameType | None], None]
 ) -> dict[int, Any]:
-    """Install a handler where Python allows it; returns those that were there before."""
+    """Install a handler if this is the main thread; return the previous handlers."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     ignored = getattr(signal, "SIGHUP", None)

@@ -1,4 +1,4 @@
-"""Everything that a run is at one moment: from model and optimiser to files, and back."""
+"""The state of a run: from model and optimiser to files, and back."""
 
 import json
 import os
@@ -27,9 +27,10 @@ def snapshot_files(
 ) -> dict[str, bytes]:
     """Contents of all files of a checkpoint, by name; moments are keyed by parameter name.
 
-    They are the same for any number of processes, which must all ask; one of them gets them.
+    They do not depend on the number of processes, all of which must call this; only the main one
+    gets a result.
     """
-    from safetensors.torch import save  # here: importing the library brings nothing but torch
+    from safetensors.torch import save  # here, so that importing the library needs only torch
 
     moments = {
         f"{key}/{name}": value.detach().contiguous()
@@ -43,15 +44,15 @@ def snapshot_files(
 
 
 def load_weights(model: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Give a model the weights of a checkpoint, for instance of the best: ``run/best``.
+    """Load the weights of a checkpoint into a model, for example the best: ``run/best``.
 
     Args:
-        model: of the shape that was trained; changed in place.
+        model: a model of the same architecture, modified in place.
         folder: a folder with ``model.safetensors``.
     """
     folder = Path(folder)
     if (folder / MANIFEST).exists():
-        read_checkpoint(folder)  # a damaged one is an error that says so
+        read_checkpoint(folder)  # raises if it is damaged
     else:
         check_folder(folder, [WEIGHTS])
     own = distinct_tensors(model)
@@ -61,7 +62,7 @@ def load_weights(model: nn.Module, folder: str | os.PathLike[str]) -> None:
 
 
 def load_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, folder: Path) -> None:
-    """Give an optimiser the moments of a checkpoint."""
+    """Load the moments of a checkpoint into an optimiser."""
     optimiser.state.clear()
     parameters = dict(model.named_parameters())
     for key_and_name, value in read_tensors(folder / OPTIMISER).items():
@@ -69,13 +70,13 @@ def load_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, folder: P
         parameter = parameters.get(name)
         if parameter is None or (key != "step" and value.shape != parameter.shape):
             raise ValueError(
-                f"{key_and_name} in {folder / OPTIMISER} does not fit: it is not of a parameter of "
-                "this model, or has another shape."
+                f"{key_and_name} in {folder / OPTIMISER} does not match this model: there is no "
+                "such parameter, or it has another shape."
             )
-        # Adam counts its steps in a scalar that stays on the CPU unless the update is fused.
+        # Adam counts steps in a scalar that stays on the CPU unless the update is fused.
         fused = bool(optimiser.defaults.get("fused"))
         device = "cpu" if key == "step" and not fused else parameter.device
-        value = value.to(device, copy=True)  # not the mapped file
+        value = value.to(device, copy=True)  # a copy, not a view of the mapped file
         optimiser.state[parameter][key] = value if key == "step" else like(value, parameter)
 
 
@@ -85,7 +86,7 @@ def identity(
     groups: Sequence[Mapping[str, Any]],
     about: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What must be equal in a run and in the checkpoint that it goes on from."""
+    """What must be equal in a run and in the checkpoint that it continues from."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     described = {
         str(group.get("name", i)): {
@@ -101,7 +102,7 @@ def identity(
 
 
 def check_identity(stored: Mapping[str, Any], own: Mapping[str, Any], where: Path) -> None:
-    """Refuse a checkpoint of another run, with the differences."""
+    """Raise an error that lists the differences if a checkpoint belongs to another run."""
     before, now = _flatten(stored), _flatten(own)
     missing = "nothing"
     lines = [

@@ -26,13 +26,13 @@ class Updater:
     """Updates a model; each update is a function of seed, step, weights, moments and batches.
 
     Args:
-        model: on its device.
-        batches: where batches come from.
-        loss: what to minimise.
-        config: how.
-        groups: parameter groups for AdamW; None for one with the rate of the config.
-        folder: of the run, for what an update leaves that is not finite.
-        parallel: the processes that update together.
+        model: the model, on its device.
+        batches: the data.
+        loss: the loss to minimise.
+        config: options of the training.
+        groups: parameter groups for AdamW; None for one with the learning rate of the config.
+        folder: folder of the run, where updates that are not finite are saved.
+        parallel: the processes that train together.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Updater:
             total: updates of the whole run.
 
         Returns:
-            What there is to log: loss, norm of the gradients before clipping, rates, and the
+            Values to log: loss, norm of the gradients before clipping, learning rates, and the
             metrics of the loss, which stay on their device.
         """
         self._set_rates(self.config.factor(step, total))
@@ -73,7 +73,7 @@ class Updater:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         sizes = [*losses, whole(norm).to(losses[0])]
-        *values, size = torch.stack(sizes).tolist()  # the only wait
+        *values, size = torch.stack(sizes).tolist()  # the only synchronisation of an update
         if not (math.isfinite(size) and all(map(math.isfinite, values))):
             raise keep_nonfinite(
                 self.folder, step, self.model, batches, values, size, seed, self.parallel
@@ -86,7 +86,7 @@ class Updater:
         return {"loss": mean, "grad_norm": size, **self._named_rates(), **_average(metrics)}
 
     def clear_gradients(self) -> None:
-        """Forget all gradients, also of what no group trains."""
+        """Clear all gradients, including those of parameters that no group trains."""
         for parameter in self._all:
             parameter.grad = None
 
@@ -97,7 +97,7 @@ class Updater:
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def _backward(self, step: int) -> tuple[list[Any], list[Tensor], list[Metrics]]:
-        """Add up the gradients of all batches of an update."""
+        """Accumulate the gradients of all batches of an update."""
         count = self.config.accumulate
         batches, losses, metrics = [], [], []
         for i in range(count):
@@ -128,7 +128,8 @@ class Updater:
 def _optimiser(
     model: nn.Module, groups: Sequence[dict[str, Any]] | None, config: TrainConfig
 ) -> torch.optim.AdamW:
-    """AdamW; the fused update gives the same bits wherever the tensors lie, and is the fastest."""
+    """AdamW with the given groups, or with one group."""
+    # Fused: it is the fastest, and gives the same bits for every memory layout of the tensors.
     lr, decay, betas, eps = config.lr, config.weight_decay, config.betas, config.eps
     if groups is None:
         groups = flat_groups(model, lr=lr, weight_decay=decay, betas=betas, eps=eps)
@@ -137,13 +138,13 @@ def _optimiser(
 
 
 def _trained(model: nn.Module, optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """What the optimiser trains, in the order of the model."""
+    """The parameters that the optimiser trains, in the order of the model."""
     chosen = {id(p) for group in optimiser.param_groups for p in group["params"]}
     found = [p for p in model.parameters() if id(p) in chosen]
     if len(found) != len(chosen):
         raise ValueError(
-            f"groups hold {len(chosen) - len(found)} parameters that are not the model's, so that "
-            "no checkpoint would hold them: make what they belong to a part of the model."
+            f"groups contain {len(chosen) - len(found)} parameters that are not part of the model, "
+            "and would be missing from checkpoints: make their module a part of the model."
         )
     return found
 
@@ -153,7 +154,9 @@ def _average(metrics: Sequence[Metrics]) -> dict[str, float | Tensor]:
     found: dict[str, float | Tensor] = {}
     for name in metrics[0]:
         if name in _TAKEN:
-            raise ValueError(f"a metric of the loss is called {name!r}; the loop logs one itself.")
+            raise ValueError(
+                f"the loss returns a metric {name!r}, a name that the loop uses itself. Rename it."
+            )
         values = [each[name] for each in metrics]
         total = sum(v.detach() if isinstance(v, Tensor) else v for v in values)
         found[name] = total / len(values)

@@ -116,9 +116,9 @@ def test_other_mixers_through_json(tmp_path):
         ({"plan": "kla + mamba", "loss": "marginal"}, "whose mixer is mamba here"),
         (
             {"plan": "mamba", "mixer_options": {"mamba": {"slots": 3}}},
-            r"unknown here: mamba\.slots",
+            r"unknown fields: mamba\.slots",
         ),
-        ({"plan": "mamba", "mixer_options": {"rnn": {}}}, "unknown here: rnn"),
+        ({"plan": "mamba", "mixer_options": {"rnn": {}}}, "unknown fields: rnn"),
         ({"mixer_options": {"kla": {"d_state": 3}}}, "such as state_size"),
         ({"layer_mixers": ["mamba"]}, "Leave one of the two out"),
         ({"loss": "other"}, "'mean' or 'marginal'"),

@@ -14,7 +14,7 @@ from kalman_attention import published
 from kalman_attention._progress import Progress
 from kalman_attention._tables import render
 from kalman_attention.cli import numbers
-from kalman_attention.cli.parser import add_device, add_dtype, add_engine
+from kalman_attention.cli.parser import add_device, add_dtype, add_engine, add_tokenizer
 from kalman_attention.cli.paths import RUNS, out_file
 from kalman_attention.evaluation.benchmarks import BENCHMARKS
 from kalman_attention.report.language import zero_shot_table
@@ -33,12 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CHECKPOINT",
         help="folder with model and tokenizer (default: the newest pretraining run)",
     )
-    parser.add_argument(
-        "--tokenizer",
-        type=Path,
-        metavar="DIR",
-        help="where the tokenizer is (default: in CHECKPOINT)",
-    )
+    add_tokenizer(parser)
     add_device(parser)
     add_dtype(parser)
     add_engine(parser)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kalman_attention._files import write_atomically
 from kalman_attention.cli import numbers
-from kalman_attention.cli.parser import add_device, add_engine
+from kalman_attention.cli.parser import add_device, add_engine, add_tokenizer
 from kalman_attention.cli.paths import out_file
 from kalman_attention.cli.terminal import read_prompt
 
@@ -36,12 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a sequence of this task instead, for a model trained on it (default: a text)",
     )
-    parser.add_argument(
-        "--tokenizer",
-        type=Path,
-        metavar="DIR",
-        help="where the tokenizer is (default: in CHECKPOINT)",
-    )
+    add_tokenizer(parser)
     parser.add_argument("--seed", type=numbers.seed, default=0, help="of --task: seed of the set")
     parser.add_argument(
         "--index", type=numbers.nonnegative_int, default=0, help="of --task: which sequence"

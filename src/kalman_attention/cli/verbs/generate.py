@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kalman_attention._progress import Progress
 from kalman_attention._text import visible
 from kalman_attention.cli import numbers
-from kalman_attention.cli.parser import add_device, add_dtype, add_engine
+from kalman_attention.cli.parser import add_device, add_dtype, add_engine, add_tokenizer
 from kalman_attention.cli.paths import RUNS
 from kalman_attention.cli.terminal import paint, read_prompt
 
@@ -37,12 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "prompt", nargs="?", metavar="PROMPT", help="text to continue; - or none: standard input"
     )
-    parser.add_argument(
-        "--tokenizer",
-        type=Path,
-        metavar="DIR",
-        help="where the tokenizer is (default: in CHECKPOINT)",
-    )
+    add_tokenizer(parser)
     parser.add_argument(
         "--max-new-tokens", type=numbers.positive_int, default=200, help="where to stop"
     )

@@ -11,7 +11,7 @@ from kalman_attention._files import write_atomically
 from kalman_attention._progress import Progress
 from kalman_attention._tables import render
 from kalman_attention.cli import numbers
-from kalman_attention.cli.parser import add_device, add_dtype, add_engine
+from kalman_attention.cli.parser import add_device, add_dtype, add_engine, add_tokenizer
 from kalman_attention.cli.paths import out_folder
 from kalman_attention.cli.verbs.eval import read_texts
 
@@ -47,12 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "checkpoint", type=Path, metavar="CHECKPOINT", help="folder with model and tokenizer"
     )
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="texts to score")
-    parser.add_argument(
-        "--tokenizer",
-        type=Path,
-        metavar="DIR",
-        help="where the tokenizer is (default: in CHECKPOINT)",
-    )
+    add_tokenizer(parser)
     parser.add_argument(
         "--reference",
         type=Path,
@@ -149,12 +144,12 @@ def _score(args: argparse.Namespace, found: "Checkpoint", name: str, text: str) 
 
 
 def _beliefs(scores: "Scores") -> str:
-    """Which blocks have variance and gain, in words."""
+    """Which layers have variance and gain, in words."""
     without = [f"{i} ({kind})" for i, kind in enumerate(scores.mixers) if kind != "kla"]
     if not scores.believing:
-        return "variance and gain: none, for no block of this model holds a belief (KLA)."
-    told = f"variance and gain: of block {scores.believing[-1]}, counted from 0"
-    return f"{told}; none in blocks {', '.join(without)}." if without else f"{told}."
+        return "variance and gain: none, for no layer of this model holds a belief (KLA)."
+    told = f"variance and gain: of layer {scores.believing[-1]}, counted from 0"
+    return f"{told}; layers without: {', '.join(without)}." if without else f"{told}."
 
 
 def _window_table(args: argparse.Namespace, text: _Text, reference: "Reference | None") -> str:
@@ -267,8 +262,8 @@ def _record(text: _Text, reference: "Reference | None") -> dict[str, Any]:
     scores = text.scores
     flat = {name: values[values == values] for name, values in scores.of_tokens().items()}
     count = int(scores.tokens.sum())
-    blocks = {
-        f"{name}_of_blocks": getattr(scores, name).swapaxes(0, 1).reshape(len(scores.mixers), -1)
+    layers = {
+        f"{name}_of_layers": getattr(scores, name).swapaxes(0, 1).reshape(len(scores.mixers), -1)
         for name in ("log_variance", "gain")
     }
     return {
@@ -280,7 +275,7 @@ def _record(text: _Text, reference: "Reference | None") -> dict[str, Any]:
         "windows": text.windows,
         "text": text.pieces,
         "token_scores": flat,
-        **{name: values[:, :count] for name, values in blocks.items()},
+        **{name: values[:, :count] for name, values in layers.items()},
     }
 
 
