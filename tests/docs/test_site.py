@@ -9,6 +9,7 @@ import pytest
 
 from tests.docs.markdown import PAGES, ROOT
 
+pytest.importorskip("latex2mathml")
 pytest.importorskip("mkdocs")
 pytest.importorskip("material")
 pytest.importorskip("mkdocstrings_handlers.python")
@@ -43,6 +44,15 @@ def test_the_reference_has_the_docstrings(site: Path) -> None:
     page = (site / "api/ops.html").read_text()
     assert 'id="kalman_attention.kla_scan"' in page
     assert "filter a sequence of tokens" in page
+
+
+def test_formulas_and_sessions_are_drawn(site: Path) -> None:
+    pages = [page.read_text() for page in (site / "api").glob("*.html")]
+    assert any("<mfrac>" in page for page in pages)
+    for page in pages:
+        assert ".. math::" not in page
+        assert ":math:" not in page
+        assert "<blockquote>" not in page  # what Markdown makes of >>>
 
 
 def test_nothing_comes_from_a_network(site: Path) -> None:
