@@ -61,6 +61,6 @@ def test_errors_are_sentences(tmp_path, capsys):
     assert main(["data", str(tmp_path / "nothing.txt"), "--out", str(tmp_path / "x")]) == 1
     assert "there is no file or folder" in capsys.readouterr().err
     assert main(["data", "check", str(tmp_path)]) == 1
-    assert "holds no index.json" in capsys.readouterr().err
+    assert "has no index.json" in capsys.readouterr().err
     assert main(["data", "check"]) == 1
     assert "takes one folder" in capsys.readouterr().err

@@ -166,7 +166,7 @@ def test_the_tokenizer_of_something_else_is_left_alone(tmp_path):
     model.mkdir()
     train_tokenizer([text(1, 300)], 290).save(model)
     before = contents(model)
-    with pytest.raises(ValueError, match=r"no `kla data` has put there.*--tokenizer"):
+    with pytest.raises(ValueError, match=r"`kla data` did not write.*--tokenizer"):
         build(model, options(tmp_path), workers=1, quiet=True)
     assert contents(model) == before
 
@@ -268,11 +268,11 @@ def test_a_second_run_does_nothing(tmp_path, monkeypatch):
 
 def test_other_options_are_refused(tmp_path):
     out = shards(tmp_path)
-    with pytest.raises(ValueError, match="begun with another shard_tokens"):
+    with pytest.raises(ValueError, match="started with another shard_tokens"):
         build(out, options(tmp_path, shard_tokens=300), quiet=True)
     chosen = options(tmp_path)
     (tmp_path / "corpus.txt").write_text("something else")
-    with pytest.raises(ValueError, match="begun with another sources"):
+    with pytest.raises(ValueError, match="started with another sources"):
         build(out, chosen, quiet=True)
 
 
@@ -338,7 +338,7 @@ def test_a_shard_outside_its_folder_is_refused(tmp_path, name):
     index = json.loads((out / "index.json").read_text())
     index["shards"][0]["name"] = name
     (out / "index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match="must name files beside the index"):
+    with pytest.raises(ValueError, match="must name files next to the index"):
         ShardedTokens(out)
 
 
@@ -373,7 +373,7 @@ def test_corpora_that_are_too_small(tmp_path):
     with pytest.raises(ValueError, match="no document is left for validation"):
         attempt("few", "one|two|three", validation=4)
     (tmp_path / "folder").mkdir()
-    with pytest.raises(ValueError, match="no file that could be read"):
+    with pytest.raises(ValueError, match="no readable file"):
         build(tmp_path / "x", BuildOptions(corpus=Corpus(inputs=(str(tmp_path / "folder"),))))
     assert not (tmp_path / "x").exists()
     assert not list(tmp_path.rglob("*.bin"))
@@ -382,7 +382,7 @@ def test_corpora_that_are_too_small(tmp_path):
 def test_refused_options():
     with pytest.raises(ValueError, match="every n-th"):
         BuildOptions(corpus=Corpus(), validation=1)
-    with pytest.raises(ValueError, match="at least one token"):
+    with pytest.raises(ValueError, match="shard_tokens must be at least 1"):
         BuildOptions(corpus=Corpus(), shard_tokens=0)
 
 

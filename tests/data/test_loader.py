@@ -72,7 +72,7 @@ def test_lanes_read_at_several_places(data, lanes):
     assert same(next(again), next(many))
     with pytest.raises(ValueError, match="lanes"):
         WindowLoader(data, 3, 11, lanes=lanes + 1).load_state_dict(many.state_dict())
-    with pytest.raises(ValueError, match="one place at least"):
+    with pytest.raises(ValueError, match="lanes must be at least 1"):
         WindowLoader(data, 3, 11, lanes=0)
 
 
@@ -157,7 +157,7 @@ def test_groups_shrink_until_every_rank_has_one(data):
     many = len(documents(data))
     for rank in range(many):
         assert len(WindowLoader(data, 1, 1, rank=rank, world_size=many)._documents) >= 1
-    with pytest.raises(ValueError, match="cannot be divided"):
+    with pytest.raises(ValueError, match="too few for"):
         WindowLoader(data, 1, 1, world_size=many + 1)
 
 
@@ -191,9 +191,9 @@ def test_the_state_of_another_loader_is_refused(data):
 
 
 def test_refused_arguments(data):
-    with pytest.raises(ValueError, match="rows and tokens"):
+    with pytest.raises(ValueError, match="batch_size and seq_len must be at least 1"):
         WindowLoader(data, 0, 8)
-    with pytest.raises(ValueError, match="count from 0"):
+    with pytest.raises(ValueError, match="rank must be from 0"):
         WindowLoader(data, 1, 8, rank=2, world_size=2)
     with pytest.raises(ValueError, match="no documents for test"):
         WindowLoader(data, 1, 8, split="test")

@@ -51,11 +51,11 @@ def test_a_table(tmp_path):
 
 
 def test_missing_files_and_records_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"set-a\.tar\.gz is not there"):
+    with pytest.raises(ValueError, match=r"set-a\.tar\.gz does not exist"):
         read_stays(tmp_path)
-    with pytest.raises(ValueError, match=r"a\.csv is not there"):
+    with pytest.raises(ValueError, match=r"a\.csv does not exist"):
         read_table(tmp_path / "a.csv")
     one_stay(tmp_path, "00:00,Age,54")
     (tmp_path / "Outcomes-a.txt").write_text(f"{HEADER}\n8,1,1,5,-1,1\n")
-    with pytest.raises(ValueError, match="says nothing of record 7"):
+    with pytest.raises(ValueError, match="no outcome of record 7"):
         read_stays(tmp_path)

@@ -190,7 +190,7 @@ def test_hub_documents_are_streamed_shuffled_and_skipped(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", fake)
     assert texts("hub:a/b:c", skip=1) == ["document 2", "document 1", "document 0"]
     assert calls == [(("a/b", "c"), {"split": "train", "streaming": True})]
-    with pytest.raises(ValueError, match="read alone"):
+    with pytest.raises(ValueError, match="must be the only input"):
         texts("hub:a/b", "hub:c/d")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"kalman_attention\[data\]"):

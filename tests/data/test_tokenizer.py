@@ -105,13 +105,13 @@ def test_refusals_of_loading(tmp_path):
 def test_a_tokenizer_of_another_kind(tmp_path):
     raw = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, "[UNK]"))
     raw.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ValueError, match="names no start-of-text token"):
+    with pytest.raises(ValueError, match="has no start-of-text token"):
         Tokenizer.load(tmp_path)
     config = {"eos_token": {"content": "[UNK]"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     found = Tokenizer.load(tmp_path)
     assert found.bos == 1
-    with pytest.raises(ValueError, match="byte-level tokenizers only"):
+    with pytest.raises(ValueError, match="only for byte-level tokenizers"):
         found.token_bytes()
     with pytest.raises(ValueError, match="has no token"):
         Tokenizer.load(tmp_path, bos="<nope>")

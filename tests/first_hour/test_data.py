@@ -39,7 +39,7 @@ def test_a_book(tmp_path, book):
     }
     assert 0.04 < tokens["validation"] / sum(tokens.values()) <= 0.05
     done = kla("data", "book.txt", "--out", "a", "--vocab-size", "512", cwd=tmp_path)
-    assert_refused(done, "begun with another vocab_size")
+    assert_refused(done, "started with another vocab_size")
 
 
 def test_what_is_no_text(tmp_path):

@@ -67,7 +67,7 @@ def test_a_device_that_is_not_there(verb, device, capsys):
 def test_missing_shards_are_not_to_be_made_again(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     told = refused(capsys, "pretrain", "nano")
-    assert "there is no folder runs/data. `kla data` makes one" in told
+    assert "there is no folder runs/data. `kla data` creates one" in told
     assert "again" not in told
 
 

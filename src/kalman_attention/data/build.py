@@ -1,8 +1,7 @@
-"""Documents into shards: in parallel, in order, and again from where it was when it was stopped.
+"""Tokenise documents into shards: in parallel, in order, and resumable.
 
-The result depends on the documents and the options only, not on the number of workers nor on how
-often the run was stopped. A shard counts as finished when its small ``.json`` file is there, which
-is written after the rest of it.
+The result depends only on the documents and the options, not on the number of workers or on
+interruptions. A shard is finished when its small ``.json`` file exists, which is written last.
 """
 
 import contextlib
@@ -40,25 +39,28 @@ from kalman_attention.data.tokenizer import (
 PLAN = "build.json"
 LAST = 0
 
+# A small corpus would otherwise give its only shard, all of its text, to validation.
 _LARGEST_SHARE = 0.05
+# The vocabulary of the paper's recipe; and about a hundred tokens of text per entry, because an
+# embedding that is hardly ever seen is hardly trained.
 _LARGEST_VOCABULARY, _BYTES_PER_ENTRY = 32_768, 512
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """What is built.
+    """Options of a build.
 
     Attributes:
         corpus: the documents.
         tokenizer: folder, file or hub name of a tokenizer; None trains one.
-        bos: start-of-text token of that tokenizer, if it does not name one itself.
-        vocab_size: entries of a tokenizer that is trained; None for what suits the size of the
+        bos: start-of-text token of that tokenizer, if its configuration does not name one.
+        vocab_size: vocabulary size of a trained tokenizer; None for one that suits the size of the
             corpus, see ``default_vocabulary``.
-        tokenizer_characters: characters it is trained on, at most.
-        shard_tokens: tokens of a shard; the document that reaches it is the last.
-        validation: 0 keeps the last shard for validation (half a shard or more of a large corpus,
-            the last twentieth of a small one, for which a document may be cut at a line end); n
-            keeps every n-th document.
+        tokenizer_characters: maximum number of characters that it is trained on.
+        shard_tokens: tokens of a shard; the document that reaches this number is its last.
+        validation: 0 uses the last shard for validation (half a shard or more of a large corpus,
+            the last twentieth of a small one, for which a document may be split at a line end);
+            n > 1 uses every n-th document.
     """
 
     corpus: Corpus
@@ -71,29 +73,28 @@ class BuildOptions:
 
     def __post_init__(self) -> None:
         if self.shard_tokens < 1:
-            raise ValueError(f"a shard has at least one token, not {self.shard_tokens}.")
+            raise ValueError(f"shard_tokens must be at least 1, got {self.shard_tokens}.")
         if self.validation < 0 or self.validation == 1:
             raise ValueError(
-                "validation is 0 (the last shard) or n > 1 (every n-th document), not "
+                "validation must be 0 (the last shard) or n > 1 (every n-th document), got "
                 f"{self.validation}."
             )
 
     def split_of(self, place: int) -> str:
-        """The split of the document at a place of the corpus; train until the last shard is cut."""
+        """The split of a document of the corpus; with ``LAST``, all are train at first."""
         held_out = self.validation and place % self.validation == self.validation - 1
         return VALIDATION if held_out else TRAIN
 
     def rule(self) -> str:
-        """How documents are divided, in words."""
+        """Description of how documents are divided."""
         return f"every {self.validation}th document" if self.validation else "last shard"
 
 
 def default_vocabulary(size: int) -> int:
-    """Entries of a tokenizer for a corpus of ``size`` bytes, 0 for unknown.
+    """Vocabulary size of a tokenizer for a corpus of ``size`` bytes, 0 if unknown.
 
-    The largest power of two that leaves 512 bytes of text, a hundred tokens or more, for each
-    entry: an embedding that is hardly ever seen is hardly trained. At most 32,768, as in the
-    paper's recipe; less than 256 KiB of text is best read byte by byte.
+    The largest power of two that leaves 512 bytes of text for each entry, at most 32,768. Less than
+    256 KiB of text is read byte by byte.
 
     >>> default_vocabulary(100_000), default_vocabulary(1_800_000), default_vocabulary(10**9)
     (265, 2048, 32768)
@@ -109,13 +110,13 @@ def build(
     workers: int | None = None,
     quiet: bool = False,
 ) -> Index:
-    """Tokenise a corpus into shards; run it again to go on after it was stopped.
+    """Tokenise a corpus into shards; call it again to resume after an interruption.
 
     Args:
-        folder: where; made if missing.
-        options: what to build.
-        workers: processes that tokenise; None for one per core.
-        quiet: print no progress.
+        folder: output folder; created if missing.
+        options: options of the build.
+        workers: number of worker processes; None for one per core.
+        quiet: do not show progress.
 
     Returns:
         The index of the finished folder.
@@ -141,7 +142,7 @@ def _build(
     workers: int | None,
     quiet: bool,
 ) -> Index:
-    """``build`` in a folder whose plan is agreed on."""
+    """``build`` in a folder whose plan has been checked."""
     size = sum(source.get("bytes", 0) for source in sources)
     tokenizer = _tokenizer(folder, options, size)
     if (folder / INDEX).is_file():
@@ -162,18 +163,18 @@ def _build(
 
 
 def _forget(folder: Path, new: bool) -> None:
-    """Leave nothing of a build that the same command could not finish, unless it wrote shards."""
+    """Remove the files of a failed build, unless it already wrote shards."""
     if _has_shards(folder):
         return
     for name in (PLAN, TOKENIZER, TOKENIZER_CONFIG):
         (folder / name).unlink(missing_ok=True)
     if new:
-        with contextlib.suppress(OSError):  # someone else has put a file there meanwhile
+        with contextlib.suppress(OSError):  # another program may have put a file there
             folder.rmdir()
 
 
 def _enough(size: int) -> int:
-    """One process per core, but none that would have nothing to do."""
+    """One process per core, but no more than there are batches."""
     cores = os.cpu_count() or 1
     return min(cores, size // BATCH_CHARACTERS + 1) if size else cores
 
@@ -183,7 +184,7 @@ def _agree_on_plan(folder: Path, plan: dict[str, Any]) -> None:
     if not path.is_file():
         if (folder / TOKENIZER).is_file():
             raise ValueError(
-                f"{folder} holds a tokenizer that no `kla data` has put there. Choose another "
+                f"{folder} contains a tokenizer that `kla data` did not write. Choose another "
                 f"folder; to use that tokenizer, add --tokenizer {folder}."
             )
         return write_json(path, plan)
@@ -192,10 +193,10 @@ def _agree_on_plan(folder: Path, plan: dict[str, Any]) -> None:
     changed = [name for name in now if begun.get(name) != now[name]]
     if changed and _has_shards(folder):
         raise ValueError(
-            f"{folder} was begun with another {' and another '.join(changed)}. Choose another "
-            "folder, or delete this one to build it anew."
+            f"{folder} was started with another {' and another '.join(changed)}. Choose another "
+            "folder, or delete this one to build it again."
         )
-    if changed:  # nothing is lost with what came to no shard, and its tokenizer may not fit
+    if changed:  # nothing of value without shards, and the tokenizer may not match
         for name in (TOKENIZER, TOKENIZER_CONFIG):
             (folder / name).unlink(missing_ok=True)
         write_json(path, plan)
@@ -243,10 +244,10 @@ def _write_all(
     workers: int,
     progress: Progress | None,
 ) -> list[Shard]:
-    """Write the shards that are not there yet, and return all of them."""
+    """Write the missing shards, and return all of them."""
     writers = {split: _Writer(folder, split, options, tokenizer) for split in (TRAIN, VALIDATION)}
     if options.validation == LAST:
-        writers[VALIDATION].restart()  # decided anew: it is what comes after the last for training
+        writers[VALIDATION].restart()  # chosen again: it follows the last shard for training
         begin = writers[TRAIN].next
     else:
         begin = min(writer.next for writer in writers.values())
@@ -268,21 +269,21 @@ def _write_all(
 
 
 def _check_division(writers: dict[str, "_Writer"]) -> None:
-    """Refuse a split without documents, before the last shards are written."""
+    """Raise an error if a split has no documents, before the last shards are written."""
     count = {split: writer.documents for split, writer in writers.items()}
     if not any(count.values()):
         raise ValueError("the corpus is empty: none of its documents has any text.")
     for split, found in count.items():
         if not found:
             raise ValueError(
-                f"no document is left for {split}: the corpus has {sum(count.values())} in all. "
-                "Bring more, cut them smaller (a separator, fewer bytes per document), or choose "
-                "another validation."
+                f"no document is left for {split}: the corpus has {sum(count.values())} in total. "
+                "Add more, split them into smaller ones (a separator, fewer bytes per document), "
+                "or choose another validation."
             )
 
 
 class _Cut(NamedTuple):
-    """How many documents from the front to take, and how many tokens they have."""
+    """A number of documents to take from the front, and their tokens."""
 
     documents: int
     tokens: int
@@ -306,41 +307,41 @@ class _Writer:
             self.shards.append(shard)
 
     def restart(self) -> None:
-        """Forget what an earlier run wrote."""
+        """Ignore what an earlier run wrote."""
         self.shards: list[Shard] = []
-        self.next = self.taken = 0  # document to go on with, and tokens of it that are written
+        self.next = self.taken = 0  # next document, and its tokens that are already written
 
     @property
     def bytes(self) -> int:
-        """Text in the shards that are written."""
+        """Bytes of text in the shards that are written."""
         return sum(shard.bytes for shard in self.shards)
 
     @property
     def documents(self) -> int:
-        """Documents that are written or wait for it."""
+        """Number of documents, written or waiting."""
         return len(self.waiting) + sum(shard.documents for shard in self.shards)
 
     def add(self, encoded: Encoded) -> None:
-        """Take a document, or the part of it that no earlier run has written."""
+        """Add a document, or the part of it that no earlier run has written."""
         if encoded.next <= self.next or len(encoded.tokens) == 1:
             return
         if encoded.next == self.next + 1 and self.taken:
             _, encoded = divide(encoded, self.taken, self.tokenizer)
         self.waiting.append(encoded)
         self.tokens += len(encoded.tokens)
-        # Half a shard stays back, so that the last one is never a mere remainder.
+        # Half a shard is held back, so that the last one is never a small remainder.
         if self.tokens >= 1.5 * self.budget:
             cut = self._first(self.budget)
             if cut.tokens >= self.budget and self.tokens - cut.tokens >= self.budget / 2:
                 self._write(cut)
 
     def give_last(self, other: "_Writer") -> None:
-        """Leave the last shard to another writer, but not more than a share of everything."""
+        """Pass the last shard to another writer, but at most a twentieth of all tokens."""
         total = self.tokens + sum(shard.tokens for shard in self.shards)
-        share = max(int(_LARGEST_SHARE * total), 2)  # start of text, and one token at least
+        share = max(int(_LARGEST_SHARE * total), 2)  # start of text and at least one token
         if self.tokens > share:
             cut = self._first(self.tokens - share)
-            if self.tokens - cut.tokens > share:  # the last document alone is more
+            if self.tokens - cut.tokens > share:  # the last document alone is too long
                 cut = self._cut_last(share)
             self._write(cut)
         if self.shards:
@@ -348,12 +349,12 @@ class _Writer:
             self.waiting, self.tokens = [], 0
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining documents."""
         if self.waiting:
             self._write(_Cut(len(self.waiting), self.tokens))
 
     def _first(self, budget: int) -> "_Cut":
-        """The first documents until they reach a budget; one at least is taken, one stays."""
+        """The first documents up to a budget of tokens; takes at least one and leaves one."""
         count = tokens = 0
         while tokens < max(budget, 1) and count < len(self.waiting) - 1:
             tokens += len(self.waiting[count].tokens)
@@ -361,7 +362,7 @@ class _Writer:
         return _Cut(count, tokens)
 
     def _cut_last(self, share: int) -> "_Cut":
-        """Divide the last document so that ``share`` tokens or fewer stay; take the rest."""
+        """Split the last document so that at most ``share`` tokens remain; take the rest."""
         whole = self.waiting.pop()
         place = beginning(whole, len(whole.tokens) - share, self.tokenizer)
         head, tail = divide(whole, place, self.tokenizer)
@@ -389,7 +390,7 @@ class _Writer:
         return self.folder / f"{self._name()}.json"
 
     def _kept(self) -> tuple[Shard, int, int] | None:
-        """The next shard if an earlier run has finished it and it is still whole."""
+        """The next shard if an earlier run has finished it and it is intact."""
         if not self._note().is_file():
             return None
         try:
@@ -399,5 +400,5 @@ class _Writer:
             check_contents(self.folder, shard)
             found = shard, note["next"], note["taken"]
         except (ValueError, KeyError, TypeError):
-            return None  # written again
+            return None  # write it again
         return found if note["tokenizer"] == self.fingerprint else None

@@ -1,4 +1,4 @@
-"""Documents into tokens by several processes, in the order of the documents."""
+"""Tokenise documents with several processes, preserving their order."""
 
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -13,6 +13,7 @@ from kalman_attention.data.shards import Encoded, Tokens, token_dtype
 from kalman_attention.data.sources import Corpus, Document, documents
 from kalman_attention.data.tokenizer import Tokenizer
 
+# Large enough to hide the cost of passing a batch to a worker and back.
 BATCH_CHARACTERS, BATCH_DOCUMENTS = 1 << 20, 1024
 
 _Flat = tuple[Tokens, Tokens]
@@ -21,7 +22,7 @@ _Flat = tuple[Tokens, Tokens]
 def encode_all(
     folder: Path, corpus: Corpus, begin: int, tokenizer: Tokenizer, workers: int
 ) -> Generator[Encoded, None, None]:
-    """Documents from a place on, as tokens, in order."""
+    """Tokens of the documents from index ``begin`` on, in order."""
     place = begin
     batches = _batches(documents(corpus, begin))
     found = _encoded_batches(folder, tokenizer, batches, workers)
@@ -33,7 +34,7 @@ def encode_all(
 
 
 def divide(whole: Encoded, place: int, tokenizer: Tokenizer) -> tuple[Encoded, Encoded]:
-    """Two documents of one: its first ``place`` tokens, start of text not counted, and the rest."""
+    """Split a document after its first ``place`` tokens, not counting start of text."""
     cut = 1 + place
     head, tail = whole.tokens[:cut], np.concatenate([whole.tokens[:1], whole.tokens[cut:]])
     size = min(whole.bytes, len(tokenizer.decode(head[1:].tolist()).encode()))
@@ -44,21 +45,21 @@ def divide(whole: Encoded, place: int, tokenizer: Tokenizer) -> tuple[Encoded, E
 
 
 def beginning(whole: Encoded, least: int, tokenizer: Tokenizer) -> int:
-    """The best of the next places from ``least`` on to divide a document: see ``divide``.
+    """The best position to ``divide`` a document, at ``least`` or soon after.
 
-    Before a line, if one begins in the first half of what would be left, else before a word, else
-    before a character.
+    Before a line, if one begins in the first half of the remaining tokens, otherwise before a word,
+    otherwise before a character.
     """
 
     def shown(begin: int, end: int) -> str:
         return tokenizer.decode(whole.tokens[1 + begin : 1 + end].tolist())
 
-    last = len(whole.tokens) - 2  # one token is left
+    last = len(whole.tokens) - 2  # leaves one token
     places = range(least, least + (last - least) // 2 + 1)
     kinds: tuple[Callable[[int], bool], ...] = (
         lambda place: shown(place - 1, place).endswith("\n"),
         lambda place: shown(place, place + 1)[:1].isspace(),
-        # A character has four bytes at most; part of one is shown as U+FFFD.
+        # A character has at most four bytes; a part of one is decoded as U+FFFD.
         lambda place: not shown(max(0, place - 4), place).endswith("\ufffd"),
     )
     found = (place for suits in kinds for place in places if suits(place))
@@ -81,7 +82,7 @@ def _batches(stream: Iterator[Document]) -> Iterator[list[Document]]:
 def _encoded_batches(
     folder: Path, tokenizer: Tokenizer, batches: Iterator[list[Document]], workers: int
 ) -> Generator[tuple[list[Document], _Flat], None, None]:
-    """Batches with their tokens; one worker is this process."""
+    """Batches with their tokens; a single worker runs in this process."""
     if workers == 1:
         for batch in batches:
             yield batch, _encode(tokenizer, batch)
@@ -91,7 +92,7 @@ def _encoded_batches(
 
 
 def _encode(tokenizer: Tokenizer, batch: Sequence[Document]) -> _Flat:
-    """Tokens of all documents in a row, start of text before each, and their lengths."""
+    """Concatenated tokens of all documents, each after start of text, and their lengths."""
     dtype = token_dtype(tokenizer.vocab_size)
     texts = [document.text for document in batch]
     found = [np.array([tokenizer.bos, *ids], dtype) for ids in tokenizer.encode_batch(texts)]

@@ -1,16 +1,16 @@
-"""Batches from shards: exact to resume, divided over ranks, as fast as memory.
+"""Batches from shards: exactly resumable, divided over ranks, as fast as memory.
 
-Two loaders, of the same interface:
+There are two loaders with the same interface:
 
-* ``WindowLoader`` (A): documents one after the other, cut into windows. Every token is used; a row
-  may begin in the middle of a document.
-* ``PackingLoader`` (B): every row begins with a document. From a buffer of documents the longest
-  that fits is taken until none does, then the shortest is cropped to fill the row. No padding; what
-  is cropped off is discarded (``discarded`` counts it), which is a lot where documents are long
-  against a row.
+* ``WindowLoader`` (A): concatenated documents, divided into windows. Every token is used; a row may
+  begin in the middle of a document.
+* ``PackingLoader`` (B): every row begins with a document. From a buffer of documents, the longest
+  that fits is taken until none does, then the shortest is cropped to fill the row. There is no
+  padding; cropped tokens are discarded (counted in ``discarded``), which is a large part if
+  documents are long compared with a row.
 
-Rank r of w reads groups r, r + w, ... of consecutive documents, over and over. Rows hold several
-documents; a model that is to forget between them gets ``Batch.packed``.
+Rank r of w reads groups r, r + w, ... of consecutive documents, repeatedly. Rows contain several
+documents; for a model that should forget between them use ``Batch.packed``.
 """
 
 import bisect
@@ -23,7 +23,9 @@ from torch import Tensor
 from kalman_attention._files import sha256
 from kalman_attention.data.shards import INDEX, TRAIN, ShardedTokens, Tokens
 
+# Ranks read whole groups: consecutive documents are read from disk in order.
 GROUP_DOCUMENTS = 1024
+# More documents fill rows more tightly, but take longer to search and to store in a cursor.
 BUFFER_DOCUMENTS = 1000
 
 
@@ -33,7 +35,7 @@ class Batch(NamedTuple):
     Attributes:
         inputs: ``[B, T]`` int64.
         targets: the token after each, ``[B, T]`` int64.
-        starts: where documents begin in the inputs, ``[B, T]`` bool.
+        starts: True where documents begin in the inputs, ``[B, T]`` bool.
     """
 
     inputs: Tensor
@@ -41,21 +43,21 @@ class Batch(NamedTuple):
     starts: Tensor
 
     def packed(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs and targets as one row ``[1, B T]``, and ``cu_seqlens``, int32, its borders.
+        """Inputs and targets as one row ``[1, B T]``, and ``cu_seqlens``, its boundaries, int32.
 
-        A row begins a new stretch, and so does every document in it: with these the state of a
-        model never crosses from one document to another.
+        There is a boundary at every row and at every document, so that the state of a model never
+        passes from one document to another.
         """
         starts = self.starts.clone()
         starts[:, :1] = True
         flat = starts.reshape(-1)
         end = flat.new_tensor([flat.numel()], dtype=torch.int32)
-        borders = torch.cat([flat.nonzero().squeeze(1).to(torch.int32), end])
-        return self.inputs.reshape(1, -1), self.targets.reshape(1, -1), borders
+        bounds = torch.cat([flat.nonzero().squeeze(1).to(torch.int32), end])
+        return self.inputs.reshape(1, -1), self.targets.reshape(1, -1), bounds
 
 
 class _Span(NamedTuple):
-    """A group of documents: where it lies in its shard."""
+    """A group of documents: its position in a shard."""
 
     shard: int
     begin: int
@@ -67,11 +69,13 @@ class _Documents:
 
     def __init__(self, data: ShardedTokens, split: str, rank: int, world_size: int) -> None:
         if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} is not one of {world_size}: they count from 0.")
+            raise ValueError(f"rank must be from 0 to {world_size - 1}, got {rank}.")
         shards = data.shards(split)
         count = sum(shard.documents for shard in shards)
         if count < world_size:
-            raise ValueError(f"{count} documents of {split} cannot be divided by {world_size}.")
+            raise ValueError(
+                f"{count} documents of {split} are too few for {world_size} ranks: each needs one."
+            )
         self.bos = data.index.bos
         self.tokens: list[Tokens] = [data.tokens(shard) for shard in shards]
         offsets = [data.offsets(shard) for shard in shards]
@@ -90,7 +94,7 @@ class _Documents:
 
 
 def _groups(counts: list[int], world_size: int) -> list[_Span]:
-    """Groups of documents of all shards; smaller ones where there would be too few."""
+    """Groups of documents of all shards; smaller groups if there are too few for all ranks."""
     size = GROUP_DOCUMENTS
     while True:
         found = [
@@ -104,14 +108,14 @@ def _groups(counts: list[int], world_size: int) -> list[_Span]:
 
 
 class _Loader:
-    """What both loaders share: their documents, and a cursor that survives JSON.
+    """Common part of both loaders: their documents, and a cursor that JSON can represent.
 
     Args:
         data: the opened shards.
         batch_size: rows of a batch.
         seq_len: tokens of a row.
         split: ``"train"`` or ``"validation"``.
-        rank: which part to read.
+        rank: index of the part to read.
         world_size: number of parts.
     """
 
@@ -128,7 +132,9 @@ class _Loader:
         world_size: int = 1,
     ) -> None:
         if batch_size < 1 or seq_len < 1:
-            raise ValueError(f"a batch needs rows and tokens, got {batch_size} x {seq_len}.")
+            raise ValueError(
+                f"batch_size and seq_len must be at least 1, got {batch_size} and {seq_len}."
+            )
         self.batch_size, self.seq_len = batch_size, seq_len
         self._documents = _Documents(data, split, rank, world_size)
         self._about = {
@@ -140,7 +146,7 @@ class _Loader:
         }
 
     def __iter__(self) -> "_Loader":
-        """Itself: it never ends."""
+        """The loader itself, which never ends."""
         return self
 
     def __next__(self) -> Batch:
@@ -151,17 +157,17 @@ class _Loader:
         return Batch(inputs, targets, inputs == self._documents.bos)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is: plain values, which JSON keeps."""
+        """The position of the loader, as plain values that JSON can represent."""
         return {**self._about, **self._cursor()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly where ``state_dict`` was taken."""
+        """Continue exactly from a ``state_dict``."""
         differs = [name for name, value in self._about.items() if state.get(name) != value]
         if differs:
             said = ", ".join(f"{n}: {state.get(n)} then, {self._about[n]} now" for n in differs)
             raise ValueError(
-                f"the state of another loader cannot be resumed ({said}). Use the shards, the "
-                "loader and the number of ranks of then, or begin with a new loader."
+                f"the state of another loader cannot be resumed ({said}). Use the same shards, "
+                "loader and number of ranks, or start with a new loader."
             )
         self._move(state)
 
@@ -177,11 +183,12 @@ class _Loader:
 
 
 class WindowLoader(_Loader):
-    """Loader A: documents one after the other, cut into windows; arguments as for both, and lanes.
+    """Loader A: concatenated documents, divided into windows; common arguments, and ``lanes``.
 
-    With one lane, rows and batches go on where the row before ended. With n lanes the text is read
-    at n places at once, evenly apart: a row goes on where the n-th row before it ended, so that n
-    rows in sequence, say of one update, are from as many places and not from one document.
+    With one lane, every row continues where the previous row ended. With n lanes the text is read
+    at n evenly spaced positions at once: a row continues where the n-th row before it ended, so
+    that n consecutive rows, for example those of one update, come from n positions and not from one
+    document.
     """
 
     kind = "windows"
@@ -191,17 +198,17 @@ class WindowLoader(_Loader):
     ) -> None:
         super().__init__(data, batch_size, seq_len, **options)
         if lanes < 1:
-            raise ValueError(f"the text is read at one place at least, not at {lanes}.")
+            raise ValueError(f"lanes must be at least 1, got {lanes}.")
         sizes = [len(stretch) for stretch in self._documents.stretches]
         self._ends = np.cumsum(sizes)
-        self._place = 0  # tokens read, of all lanes together
+        self._place = 0  # tokens read by all lanes together
         self._lanes = lanes
         if lanes > 1:
             self._about |= {"lanes": lanes, "seq_len": seq_len}
 
     @property
     def epoch(self) -> int:
-        """How often everything has been read."""
+        """Number of complete passes over the documents."""
         return self._place // int(self._ends[-1])
 
     def _rows(self) -> Tokens:
@@ -213,12 +220,12 @@ class WindowLoader(_Loader):
         return np.lib.stride_tricks.sliding_window_view(flat, T + 1)[::T]
 
     def _start(self, row: int) -> int:
-        """Where a row begins."""
+        """Position at which a row begins."""
         turn, lane = divmod(row, self._lanes)
         return lane * (int(self._ends[-1]) // self._lanes) + turn * self.seq_len
 
     def _read(self, place: int, count: int) -> Tokens:
-        """A number of tokens from a place on, over the borders of groups and epochs."""
+        """``count`` tokens from a position on, across the ends of groups and epochs."""
         stretches, parts = self._documents.stretches, []
         place %= int(self._ends[-1])
         group = int(np.searchsorted(self._ends, place, "right"))
@@ -238,7 +245,7 @@ class WindowLoader(_Loader):
 
 
 class PackingLoader(_Loader):
-    """Loader B: rows that begin with a document, filled best-fit; arguments as for both."""
+    """Loader B: rows that begin with a document, filled best-fit; common arguments only."""
 
     kind = "packing"
 
@@ -253,7 +260,7 @@ class PackingLoader(_Loader):
 
     @property
     def epoch(self) -> int:
-        """How often everything has been taken into the buffer."""
+        """Number of complete passes of the documents into the buffer."""
         return self._next // len(self._documents)
 
     def _rows(self) -> Tokens:
@@ -267,7 +274,7 @@ class PackingLoader(_Loader):
         while filled < size:
             self._refill()
             shortest = self._buffer[0][0]
-            # The longest that fits, else the shortest; among equals the one that came first.
+            # The longest that fits, otherwise the shortest; among equals the oldest.
             most = max(size - filled, shortest)
             length, number = self._buffer.pop(bisect.bisect_right(self._buffer, (most, 1)) - 1)
             taken = min(length, size - filled)

@@ -1,6 +1,6 @@
-"""Measured series: stays in intensive care (PhysioNet 2012), and transformers' load (ETT).
+"""Measured series: stays in intensive care (PhysioNet 2012), and loads of transformers (ETT).
 
-Both are read from files that the user has; nothing is downloaded. PhysioNet's Challenge 2012:
+Both are read from local files; nothing is downloaded. PhysioNet's Challenge 2012:
 ``set-a.tar.gz`` and ``Outcomes-a.txt``. ETT: ``ETTh1.csv``.
 """
 
@@ -24,7 +24,7 @@ CHANNELS = (
     "Urine", "WBC",
 )
 # fmt: on
-"""What is measured in a stay; the first four are told once, on admission."""
+"""Quantities measured in a stay; the first four only once, on admission."""
 
 _NUMBER = {name: i for i, name in enumerate(CHANNELS)}
 
@@ -34,10 +34,10 @@ class Stays(NamedTuple):
 
     Attributes:
         values: ``[n, T, 41]`` float32, 0 where nothing was measured.
-        observed: which were measured, ``[n, T, 41]`` bool.
+        observed: True where a value was measured, ``[n, T, 41]`` bool.
         times: hours since admission, ``[n, T]`` float32.
         mask: ``[n, T]`` bool, False for padding.
-        died: in hospital, ``[n]`` int64.
+        died: whether the patient died in hospital, ``[n]`` int64.
     """
 
     values: Tensor
@@ -50,11 +50,11 @@ class Stays(NamedTuple):
 def read_stays(folder: str | os.PathLike[str], *, minutes: int = 1) -> Stays:
     """Read PhysioNet's set a.
 
-    Several measurements of a channel at one instant become their mean. The files mark unknown
-    heights, weights and the like by -1: these are not measurements.
+    Several measurements of a channel at one instant are averaged. The files mark unknown values by
+    -1, which are left out.
 
     Args:
-        folder: with ``set-a.tar.gz`` and ``Outcomes-a.txt``.
+        folder: folder with ``set-a.tar.gz`` and ``Outcomes-a.txt``.
         minutes: times are rounded to multiples of this.
     """
     folder = Path(folder)
@@ -62,8 +62,8 @@ def read_stays(folder: str | os.PathLike[str], *, minutes: int = 1) -> Stays:
     for path in (archive, outcomes):
         if not path.exists():
             raise ValueError(
-                f"{path} is not there. The data is that of PhysioNet's Challenge 2012: name the "
-                "folder that holds set-a.tar.gz and Outcomes-a.txt."
+                f"{path} does not exist. The data is that of PhysioNet's Challenge 2012: name the "
+                "folder that contains set-a.tar.gz and Outcomes-a.txt."
             )
     with outcomes.open(encoding="utf-8", newline="") as file:
         died = {row["RecordID"]: int(row["In-hospital_death"]) for row in csv.DictReader(file)}
@@ -71,7 +71,7 @@ def read_stays(folder: str | os.PathLike[str], *, minutes: int = 1) -> Stays:
     missing = [record for record in stays if record not in died]
     if missing or not stays:
         raise ValueError(
-            f"{outcomes} says nothing of record {missing[0] if missing else '(none)'}."
+            f"{outcomes} has no outcome of record {missing[0] if missing else '(none)'}."
         )
     return _padded(list(stays.values()), [died[record] for record in stays])
 
@@ -116,10 +116,10 @@ def _padded(stays: list[_Stay], died: list[int]) -> Stays:
 
 
 def read_table(path: str | os.PathLike[str]) -> Tensor:
-    """Numbers of a table whose first column says when, such as ``ETTh1.csv``, ``[rows, C]``."""
+    """Numbers of a table whose first column is the time, such as ``ETTh1.csv``, ``[rows, C]``."""
     path = Path(path)
     if not path.exists():
-        raise ValueError(f"{path} is not there: name a csv file with times in its first column.")
+        raise ValueError(f"{path} does not exist: name a csv file with times in its first column.")
     with path.open(encoding="utf-8", newline="") as file:
         rows = [[float(x) for x in row[1:]] for row in list(csv.reader(file))[1:]]
     return torch.tensor(rows)

@@ -1,8 +1,9 @@
-"""Tokens on disk: shards that are mapped into memory, and the index that describes them.
+"""Tokens on disk: memory-mapped shards, and the index that describes them.
 
-A folder holds, for every shard, ``train_00000.bin`` (token ids, each document begins with the
-start-of-text token) and ``train_00000.offsets`` (where documents begin, and the end), little-endian
-integers both; ``index.json``, which appears last and says what all of it is; and the tokenizer.
+For every shard a folder contains ``train_00000.bin`` (token ids; each document begins with the
+start-of-text token) and ``train_00000.offsets`` (the start of every document, then the end), both
+as little-endian integers. It also contains ``index.json``, which is written last and describes the
+shards, and the tokenizer.
 """
 
 import os
@@ -35,13 +36,13 @@ class Shard:
     """One shard of a corpus.
 
     Attributes:
-        name: of its files, without suffix.
+        name: name of its files, without suffix.
         split: ``"train"`` or ``"validation"``.
-        documents: how many.
-        tokens: how many, start-of-text tokens included.
-        bytes: of the text, as UTF-8.
-        damaged: documents that were not valid Unicode.
-        replaced: places in them that became U+FFFD.
+        documents: number of documents.
+        tokens: number of tokens, including start of text.
+        bytes: bytes of text, as UTF-8.
+        damaged: number of documents that were not valid Unicode.
+        replaced: number of places in them that became U+FFFD.
         sha256: checksum of the tokens.
         offsets_sha256: checksum of the offsets.
     """
@@ -57,11 +58,11 @@ class Shard:
     offsets_sha256: str
 
     def __post_init__(self) -> None:
-        # An index may come from someone else, and its shards are in its own folder.
+        # An index may come from elsewhere; its shards must be in its own folder.
         if not _NAME.fullmatch(self.name):
             raise ValueError(
-                f"{self.name!r} is no name of a shard: it must name files beside the index, by "
-                "letters, digits, - and _ alone."
+                f"{self.name!r} is not a valid name of a shard: it must name files next to the "
+                "index, with letters, digits, - and _ only."
             )
         for name in ("documents", "tokens", "bytes", "damaged", "replaced"):
             if getattr(self, name) < 0:
@@ -70,16 +71,16 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """What a folder of shards holds.
+    """The contents of a folder of shards.
 
     Attributes:
         tokenizer: fingerprint of the tokenizer that made it.
-        vocab_size: of that tokenizer.
+        vocab_size: vocabulary size of that tokenizer.
         bos: its start-of-text token.
-        dtype: of the token ids, as numpy writes it.
-        split: how documents were divided, in words.
-        sources: names and sizes of what was read.
-        shards: in order.
+        dtype: dtype of the token ids, in numpy's notation.
+        split: description of how documents were divided.
+        sources: names and sizes of the files that were read.
+        shards: the shards, in order.
     """
 
     tokenizer: str
@@ -100,7 +101,7 @@ class Index:
             )
 
     def total(self, what: str, split: str | None = None) -> int:
-        """Sum of a count of ``Shard`` over the shards of a split, or over all."""
+        """Sum of a field of ``Shard`` over the shards of a split, or over all."""
         chosen = (s for s in self.shards if split in (None, s.split))
         return sum(getattr(shard, what) for shard in chosen)
 
@@ -114,20 +115,20 @@ class Index:
         """Read ``index.json``."""
         if not folder.is_dir():
             raise ValueError(
-                f"there is no folder {folder}. `kla data` makes one: without arguments from "
+                f"there is no folder {folder}. `kla data` creates one: without arguments from "
                 "Python's standard library, in runs/data; from your own texts with `kla data "
                 f"FILES --out {folder}`."
             )
         if not (folder / INDEX).exists():
             raise ValueError(
-                f"{folder} holds no {INDEX}: it is no folder of shards, or `kla data` has not "
-                "finished it. Run the same `kla data` command again; it goes on where it was."
+                f"{folder} has no {INDEX}: it is not a folder of shards, or `kla data` has not "
+                "finished it. Run the same `kla data` command again to resume it."
             )
         data = read_json(folder / INDEX)
         if data.pop("format", None) != FORMAT:
             raise ValueError(f"{folder} was written by another version of the library.")
         for what in ("documents", "tokens", "bytes"):
-            data.pop(what, None)  # sums, for people
+            data.pop(what, None)  # totals, for human readers only
         return from_dict(cls, data, str(folder / INDEX))
 
 
@@ -140,12 +141,12 @@ class Encoded(NamedTuple):
     """A document as tokens.
 
     Attributes:
-        tokens: its ids, start of text first.
-        bytes: size of its text.
-        replaced: places in it that were not valid Unicode.
-        next: place in the corpus of the document after it; of the document itself, if this is
-            only its first part.
-        taken: tokens of that first part, without start of text; 0 for a whole document.
+        tokens: its token ids, start of text first.
+        bytes: bytes of its text.
+        replaced: number of places that were not valid Unicode.
+        next: index in the corpus of the document after it; of the document itself, if this is only
+            its first part.
+        taken: tokens of that first part, without start of text; 0 for a complete document.
     """
 
     tokens: Tokens
@@ -156,7 +157,7 @@ class Encoded(NamedTuple):
 
 
 def write_shard(folder: Path, name: str, dtype: str, documents: Sequence[Encoded]) -> Shard:
-    """Write the files of one shard and return its entry; the name begins with the split."""
+    """Write the files of one shard and return its entry; its name begins with the split."""
     lengths = np.array([len(each.tokens) for each in documents], dtype=OFFSET_DTYPE)
     offsets = np.concatenate([np.zeros(1, OFFSET_DTYPE), lengths.cumsum(dtype=OFFSET_DTYPE)])
     data, places = folder / f"{name}.bin", folder / f"{name}.offsets"
@@ -184,7 +185,7 @@ class ShardedTokens:
     Opening checks the sizes of all files, ``check`` their contents.
 
     Args:
-        folder: what ``kla data`` wrote.
+        folder: a folder written by ``kla data``.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -200,12 +201,13 @@ class ShardedTokens:
         return found
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Refuse a tokenizer that is not the one that made the shards."""
+        """Raise an error if a tokenizer is not the one that made the shards."""
         if tokenizer.fingerprint != self.index.tokenizer:
             raise ValueError(
                 f"the tokenizer is not the one that made the shards in {self.folder}: its "
                 f"fingerprint is {tokenizer.fingerprint[:12]}, theirs {self.index.tokenizer[:12]}. "
-                "The ids would mean other text. Use the tokenizer in that folder, or build again."
+                "The ids would mean other text. Use the tokenizer in that folder, or build the "
+                "shards again."
             )
 
     def shards(self, split: str) -> list[Shard]:
@@ -220,11 +222,11 @@ class ShardedTokens:
         return np.memmap(self.folder / f"{shard.name}.bin", self.index.dtype, "r")
 
     def offsets(self, shard: Shard) -> Tokens:
-        """Where the documents of a shard begin, and the end, ``[documents + 1]``."""
+        """Start of every document of a shard, then the end, ``[documents + 1]``."""
         return np.fromfile(self.folder / f"{shard.name}.offsets", OFFSET_DTYPE).astype(np.int64)
 
     def check(self) -> None:
-        """Read everything and compare it with the index; raises at the first difference."""
+        """Compare all files with the index; raises an error at the first difference."""
         self.tokenizer()
         for shard in self.index.shards:
             check_contents(self.folder, shard)
@@ -232,14 +234,14 @@ class ShardedTokens:
             starts = np.flatnonzero(tokens == self.index.bos)
             if offsets[-1] != shard.tokens or not np.array_equal(starts, offsets[:-1]):
                 raise ValueError(
-                    f"{shard.name} in {self.folder} has documents where its offsets have none."
+                    f"the documents of {shard.name} in {self.folder} do not match its offsets."
                 )
             if int(tokens.max(initial=0)) >= self.index.vocab_size:
-                raise ValueError(f"{shard.name} in {self.folder} holds ids beyond the vocabulary.")
+                raise ValueError(f"{shard.name} in {self.folder} has ids outside the vocabulary.")
 
 
 def check_sizes(folder: Path, shard: Shard, dtype: str) -> None:
-    """Refuse a shard whose files are missing or too short; reads nothing."""
+    """Raise an error if files of a shard are missing or have the wrong size; reads nothing."""
     wanted = {
         f"{shard.name}.bin": shard.tokens * np.dtype(dtype).itemsize,
         f"{shard.name}.offsets": (shard.documents + 1) * np.dtype(OFFSET_DTYPE).itemsize,
@@ -251,16 +253,16 @@ def check_sizes(folder: Path, shard: Shard, dtype: str) -> None:
             state = "missing" if found is None else f"{found:,} bytes long instead of {size:,}"
             raise ValueError(
                 f"{path} is {state}. Restore it, or delete {folder / INDEX} and run the same `kla "
-                "data` command again: it keeps the shards that are whole and redoes the others."
+                "data` command again: it keeps intact shards and rebuilds the others."
             )
 
 
 def check_contents(folder: Path, shard: Shard) -> None:
-    """Refuse a shard whose contents are not those that were written."""
+    """Raise an error if the contents of a shard have changed."""
     for name, wanted in (("bin", shard.sha256), ("offsets", shard.offsets_sha256)):
         path = folder / f"{shard.name}.{name}"
         if sha256(path) != wanted:
             raise ValueError(
-                f"{path} has changed since it was written: its checksum is another one. Restore "
-                f"it, or delete {folder / INDEX} and run the same `kla data` command again."
+                f"{path} has changed since it was written: its checksum differs. Restore it, or "
+                f"delete {folder / INDEX} and run the same `kla data` command again."
             )

@@ -1,6 +1,6 @@
-"""Where documents come from: text, JSONL, Parquet, a hub data set, or the standard library.
+"""Sources of documents: text, JSONL, Parquet, a hub data set, or the standard library.
 
-Every source gives its documents in one fixed order, and can begin after any number of them.
+Every source has a fixed order of documents, and can start after any number of them.
 """
 
 import codecs
@@ -20,27 +20,28 @@ HUB = "hub:"
 FINEWEB_EDU = "hub:HuggingFaceFW/fineweb-edu:sample-100BT"
 SEED = 42
 
-_BLOCK = 1 << 20
-# Of what a file begins with, one byte in a hundred: a stray byte is replaced, but a file in Latin-1
-# or a picture has more than that.
+_BLOCK = 1 << 20  # bytes per read
+# A file is rejected if more than 1 % of its first 64 KiB are invalid: stray bytes are replaced, but
+# text in Latin-1 or a picture has more than that.
 _SAMPLE, _MOST_INVALID = 1 << 16, 0.01
 _KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-# Half of a surrogate pair: JSON can write one, and bad bytes in JSON are read as one.
+# Half of a surrogate pair: JSON can contain one, and invalid bytes in JSON are read as one.
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 _TEXT = (".txt", ".md", ".rst", ".py", ".text", ".tokens", ".raw")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """What to read and how; with the contents of the files it defines every document.
+    """What to read and how; together with the files it determines every document.
 
     Attributes:
-        inputs: files, folders, ``hub:NAME[:CONFIG[:SPLIT]]``; nothing means the source files of
-            the standard library.
-        text_field: field or column of JSONL, Parquet and hub data sets that holds the text.
-        separator: what separates documents in plain text; None makes each file one document.
-        document_bytes: without a separator, cut longer files at the next end of line; 0 for never.
-        replace_invalid: read also files that are hardly UTF-8; what is not becomes U+FFFD.
+        inputs: files, folders, ``hub:NAME[:CONFIG[:SPLIT]]``; empty for the source files of the
+            standard library.
+        text_field: field or column of JSONL, Parquet and hub data sets that contains the text.
+        separator: separator of documents in plain text; None makes each file one document.
+        document_bytes: without a separator, split longer files at the next end of line; 0 for
+            never.
+        replace_invalid: also read files with much invalid UTF-8, replacing it by U+FFFD.
     """
 
     inputs: tuple[str, ...] = ()
@@ -51,7 +52,7 @@ class Corpus:
 
     @property
     def is_hub(self) -> bool:
-        """Whether the documents come over the network."""
+        """Whether the documents are read over the network."""
         return any(each.startswith(HUB) for each in self.inputs)
 
     def files(self) -> list[Path]:
@@ -74,15 +75,15 @@ class Corpus:
         return found
 
     def check(self) -> None:
-        """Refuse a corpus without text, and files that are not text."""
+        """Raise an error if there is no text, or if files are not text."""
         if self.is_hub:
             return
         files = self.files()
         if not files:
             raise ValueError(
-                "the corpus is empty: no file that could be read was found in "
+                "the corpus is empty: no readable file was found in "
                 f"{', '.join(self.inputs)}. In folders only {', '.join((*_TEXT, *_KINDS))} are "
-                "read, also with .gz; name other files one by one."
+                "read, also with .gz; name other files individually."
             )
         if not any(path.stat().st_size for path in files):
             raise ValueError(f"{_named(files)} empty: there is no text to read.")
@@ -91,7 +92,7 @@ class Corpus:
                 _check_text(path)
 
     def describe(self) -> list[dict[str, Any]]:
-        """Names, sizes and ends of the files: what tells one corpus from another, cheaply."""
+        """Names, sizes and hashes of both ends of the files: a cheap way to tell corpora apart."""
         if self.is_hub:
             return [{"name": each} for each in self.inputs]
         return [{"name": p.name, **_look(p)} for p in self.files()]
@@ -102,7 +103,7 @@ class Document(NamedTuple):
 
     Attributes:
         text: valid Unicode.
-        replaced: places that were not, and became U+FFFD.
+        replaced: number of places that were invalid and became U+FFFD.
     """
 
     text: str
@@ -110,11 +111,11 @@ class Document(NamedTuple):
 
 
 def documents(corpus: Corpus, skip: int = 0) -> Iterator[Document]:
-    """The documents of a corpus in order, empty ones included, so that counting them is exact.
+    """The documents of a corpus in order, including empty ones, so that counts are exact.
 
     Args:
-        corpus: what to read.
-        skip: documents to leave out at the beginning.
+        corpus: the corpus.
+        skip: number of documents to skip at the beginning.
     """
     if corpus.is_hub:
         texts: Iterable[str | bytes] = _hub_texts(corpus, skip)
@@ -135,7 +136,7 @@ def _clean(text: str | bytes) -> Document:
 
 
 def standard_library() -> list[Path]:
-    """Source files of Python's standard library, shuffled so that any part is like the rest."""
+    """Source files of Python's standard library, shuffled so that every part is similar."""
     root = Path(sysconfig.get_paths()["stdlib"])
     skip = {"site-packages", "dist-packages", "__pycache__", "lib2to3", "test", "tests"}
     names = [
@@ -158,22 +159,22 @@ def _look(path: Path) -> dict[str, Any]:
 
 
 def _check_text(path: Path) -> None:
-    """Refuse a file that is binary, or in another encoding, by the bytes that it begins with."""
+    """Raise an error if the beginning of a file is binary, or in another encoding."""
     if _kind(path) == "parquet":
         return
     with _open(path) as file:
         sample = file.read(_SAMPLE)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    # A character that the sample cuts in two is not invalid.
+    # A character that the end of the sample splits is not invalid.
     text = decoder.decode(sample, final=len(sample) < _SAMPLE)
-    # Text holds no zeros either; UTF-16 is full of them.
+    # Zero bytes do not occur in text either; UTF-16 is full of them.
     invalid = text.count("\ufffd") - sample.count("\ufffd".encode()) + sample.count(0)
     if invalid > _MOST_INVALID * len(sample):
         raise ValueError(
             f"{path} is not UTF-8 text: {invalid:,} of its first {len(sample):,} bytes are "
             "invalid. If it is text in another encoding, convert it (iconv -t UTF-8); if it is "
-            "not text, leave it out. --replace-invalid reads it nevertheless, with U+FFFD for "
-            "what is invalid."
+            "not text, leave it out. --replace-invalid reads it anyway, with U+FFFD for invalid "
+            "bytes."
         )
 
 
@@ -245,7 +246,7 @@ def _parquet_texts(path: Path, name: str) -> Iterator[str]:
 def _plain_texts(path: Path, corpus: Corpus) -> Iterator[bytes]:
     with _open(path) as file:
         blocks = iter(lambda: file.read(_BLOCK), b"")
-        first = next(blocks, b"").removeprefix(b"\xef\xbb\xbf")  # a byte-order mark is no text
+        first = next(blocks, b"").removeprefix(b"\xef\xbb\xbf")  # byte-order mark
         blocks = itertools.chain([first], blocks)
         if corpus.separator is not None:
             yield from _separate(blocks, corpus.separator.encode())
@@ -266,7 +267,7 @@ def _cut(blocks: Iterable[bytes], most: int) -> Iterator[bytes]:
     for block in blocks:
         rest += block
         while most and len(rest) > 2 * most:
-            end = rest.find(b"\n", most, 2 * most) + 1 or _character_border(rest, most)
+            end = rest.find(b"\n", most, 2 * most) + 1 or _character_boundary(rest, most)
             yield rest[:end]
             rest = rest[end:]
     if most and len(rest) > most:
@@ -276,8 +277,8 @@ def _cut(blocks: Iterable[bytes], most: int) -> Iterator[bytes]:
     yield rest
 
 
-def _character_border(data: bytes, place: int) -> int:
-    """The last place up to ``place`` where no character is cut in two."""
+def _character_boundary(data: bytes, place: int) -> int:
+    """The last position up to ``place`` that is not inside a character."""
     for back in range(4):
         if data[place - back] & 0xC0 != 0x80:
             return place - back
@@ -285,9 +286,9 @@ def _character_border(data: bytes, place: int) -> int:
 
 
 def _hub_texts(corpus: Corpus, skip: int) -> Iterator[str]:
-    """Documents over the network, shuffled with a fixed seed; streamed, so nothing is stored."""
+    """Documents of a hub data set, streamed and shuffled with a fixed random seed."""
     if len(corpus.inputs) != 1:
-        raise ValueError("a hub data set is read alone: give it as the only input.")
+        raise ValueError("a hub data set must be the only input.")
     try:
         import datasets
     except ModuleNotFoundError as error:

@@ -1,9 +1,9 @@
-"""Byte-level BPE: train one, or bring any HuggingFace tokenizer.
+"""Byte-level BPE: train a tokenizer, or use any HuggingFace tokenizer.
 
-A folder that needs a tokenizer - shards, or a checkpoint - holds it as ``tokenizer.json`` (the
-format of the ``tokenizers`` library) and ``tokenizer_config.json`` (which names the start-of-text
-token), beside its other files. ``Tokenizer.save`` and ``Tokenizer.load`` are that convention;
-transformers' ``AutoTokenizer`` reads the same two files.
+A folder of shards or a checkpoint contains its tokenizer as ``tokenizer.json`` (the format of the
+``tokenizers`` library) and ``tokenizer_config.json`` (which names the start-of-text token).
+``Tokenizer.save`` and ``Tokenizer.load`` implement that convention; transformers'
+``AutoTokenizer`` reads the same two files.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 
 BOS = "<|bos|>"
 SPECIALS = (BOS, *(f"<|reserved_{i}|>" for i in range(8)))
-"""The last nine entries of a trained vocabulary. Text never becomes one of them."""
+"""The last nine entries of a trained vocabulary. Text is never encoded as one of them."""
 
 BYTE_VOCABULARY = 256 + len(SPECIALS)
 """The smallest vocabulary: every byte, and the specials."""
@@ -39,13 +39,15 @@ PATTERN = (
     r"| ?[^\s\p{L}\p{N}]++[\r\n]*"
     r"|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-"""Where text is cut before merging: as for GPT-4, but digits in runs of at most two."""
+"""Where text is split before merging: as for GPT-4, but with at most two digits in a run."""
 
+# A limit against files that are not ours: tables over larger ids would exhaust the memory.
 MOST_TOKENS = 1 << 24
-"""Vocabularies beyond are refused: tables over the ids would fill the memory."""
+"""Largest vocabulary."""
 
+# So that a few long documents do not dominate the vocabulary.
 TRAINING_CHARACTERS = 10_000
-"""Only this many characters of each document are used to train."""
+"""Characters of each document that are used for training a tokenizer."""
 
 
 class Tokenizer:
@@ -53,7 +55,7 @@ class Tokenizer:
 
     Args:
         raw: a tokenizer of the ``tokenizers`` library.
-        bos: its start-of-text token, which every document begins with.
+        bos: its start-of-text token, with which every document begins.
     """
 
     def __init__(self, raw: "tokenizers.Tokenizer", bos: str) -> None:
@@ -62,13 +64,14 @@ class Tokenizer:
         raw.encode_special_tokens = True  # "<|bos|>" in a text is text
         found = raw.token_to_id(bos)
         if found is None:
-            raise ValueError(f"the tokenizer has no token {bos!r} to begin documents with.")
+            raise ValueError(f"the tokenizer has no token {bos!r} to start documents with.")
         self.raw, self.bos_token, self.bos = raw, bos, found
         if not raw.get_vocab(with_added_tokens=False):
-            raise ValueError("the vocabulary is empty: no text would have a token.")
+            raise ValueError("the vocabulary is empty: no text can be encoded.")
         if self.vocab_size > MOST_TOKENS:
             raise ValueError(
-                f"an id is {self.vocab_size - 1:,}; they go up to {MOST_TOKENS - 1:,}."
+                f"the largest token id is {self.vocab_size - 1:,}, but must not exceed "
+                f"{MOST_TOKENS - 1:,}."
             )
 
     @property
@@ -78,7 +81,7 @@ class Tokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """What two tokenizers share only if they are the same."""
+        """A hash that two tokenizers share only if they are equal."""
         content = json.loads(self.raw.to_str())
         text = json.dumps([content, self.bos_token], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -94,12 +97,12 @@ class Tokenizer:
         return [each.ids for each in found]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids; specials are left out."""
+        """The text of token ids, without special tokens."""
         text: str = self.raw.decode(list(ids), skip_special_tokens=True)
         return text
 
     def stream(self) -> Callable[[int], str]:
-        """A function that turns ids into text one by one; part of a character gives nothing yet."""
+        """A function that decodes ids one by one; incomplete characters give an empty string."""
         tokenizers = _library()
         decoder = tokenizers.decoders.DecodeStream(skip_special_tokens=True)
         return lambda i: decoder.step(self.raw, i) or ""
@@ -110,15 +113,15 @@ class Tokenizer:
         return [piece(i) for i in ids]
 
     def special_ids(self) -> list[int]:
-        """Ids that stand for no text."""
+        """Ids of special tokens."""
         return sorted(i for i, t in self.raw.get_added_tokens_decoder().items() if t.special)
 
     def token_bytes(self) -> NDArray[np.int64]:
-        """Bytes of text that each token stands for, 0 for specials, ``[vocab_size]``."""
+        """Bytes of text per token, 0 for special tokens, ``[vocab_size]``."""
         parts = json.loads(self.raw.to_str())
         if not _byte_level(parts.get("decoder")):
             raise ValueError(
-                "the bytes of a token are known for byte-level tokenizers only, and this one is "
+                "the bytes of a token are known only for byte-level tokenizers, and this one is "
                 "of another kind. Count the bytes of the text instead."
             )
         sizes = np.zeros(self.vocab_size, dtype=np.int64)
@@ -156,16 +159,16 @@ class Tokenizer:
         if not (file.exists() or file.is_symlink()):
             if path.is_dir() or path.suffix == ".json" or str(source).startswith((".", "/")):
                 raise ValueError(
-                    f"there is no tokenizer in {source}: {file.name} is missing. A folder of "
-                    "shards or a checkpoint carries its own; name another with --tokenizer."
+                    f"there is no tokenizer in {source}: {file.name} is missing. Folders of shards "
+                    "and checkpoints contain one; name another with --tokenizer."
                 )
             return _from_hub(str(source), bos)
-        open_file(file).close()  # the library would wait for a pipe
+        open_file(file).close()  # rejects pipes, for which the library would wait
         try:
             raw = tokenizers.Tokenizer.from_file(str(file))
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # of the library, which may also panic
+        except BaseException as error:  # a panic of the library is not an Exception
             raise ValueError(f"{file} is not a tokenizer that can be read: {error}.") from error
         config = file.parent / TOKENIZER_CONFIG
         named = read_json(config) if config.exists() or config.is_symlink() else {}
@@ -182,18 +185,18 @@ def train_tokenizer(
     max_characters: int = 2_000_000_000,
     fewer: bool = False,
 ) -> Tokenizer:
-    """Learn a byte-level BPE; the same documents always give the same tokenizer.
+    """Train a byte-level BPE; the same documents always give the same tokenizer.
 
     Args:
-        documents: text to learn from, in order.
-        vocab_size: entries, the nine specials included; start of text is ``vocab_size - 9``.
-        max_characters: stop reading after that many characters.
-        fewer: take as many entries as the text gives, if those are fewer; otherwise an error.
+        documents: text to train on, in order.
+        vocab_size: entries, including nine special tokens; start of text is ``vocab_size - 9``.
+        max_characters: maximum number of characters to read.
+        fewer: accept fewer entries if the text is too short, instead of raising an error.
     """
     tokenizers = _library()
     if vocab_size < BYTE_VOCABULARY:
         raise ValueError(
-            f"a byte-level vocabulary has at least {BYTE_VOCABULARY} entries, not {vocab_size}."
+            f"a byte-level vocabulary needs at least {BYTE_VOCABULARY} entries, got {vocab_size}."
         )
     raw = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=False, fuse_unk=False))
     raw.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
@@ -213,7 +216,7 @@ def train_tokenizer(
     if learned != vocab_size and not fewer:
         raise ValueError(
             f"the text is too short to learn {vocab_size:,} tokens: it gives {learned:,}. Ask for "
-            f"at most {learned:,} (--vocab-size), or bring more text or a tokenizer (--tokenizer)."
+            f"at most {learned:,} (--vocab-size), or use more text or a tokenizer (--tokenizer)."
         )
     raw.add_special_tokens(list(SPECIALS))
     return Tokenizer(raw, BOS)
@@ -234,11 +237,11 @@ def _from_hub(name: str, bos: str | None) -> Tokenizer:
 
     try:
         file = hf_hub_download(name, TOKENIZER)
-    except Exception as error:  # no network, no such name, no access: all say so themselves
+    except Exception as error:  # no network, no such name, no access: the message says which
         raise ValueError(
-            f"the tokenizer {name!r} is neither a file here nor to be had from the hub: {error}"
+            f"the tokenizer {name!r} is neither a local file nor available from the hub: {error}"
         ) from error
-    with suppress(EntryNotFoundError):  # then start of text is looked for by its usual names
+    with suppress(EntryNotFoundError):  # then start of text is found by its usual names
         hf_hub_download(name, TOKENIZER_CONFIG)
     return Tokenizer.load(file, bos=bos)
 
@@ -258,8 +261,8 @@ def _named_bos(raw: "tokenizers.Tokenizer", config: dict[str, Any]) -> str:
         if raw.token_to_id(token) is not None:
             return token
     raise ValueError(
-        f"the tokenizer names no start-of-text token ({TOKENIZER_CONFIG} has no bos_token), and "
-        "documents need one to begin with. Name it with --bos."
+        f"the tokenizer has no start-of-text token ({TOKENIZER_CONFIG} has no bos_token), but "
+        "every document starts with one. Name it with --bos."
     )
 
 
