@@ -13,8 +13,8 @@ Segments compose associatively, so a prefix scan filters. Their J and eta from t
 what the future says, so a scan from there smooths.
 
 **Diffuse starts, exactly.** Latents that may start anywhere start from an unknown constant delta.
-Everything is affine in delta: in addition to the series, filtered from delta = 0, the filter carries
-one column for each entry of delta, the response to a unit start. With innovations e + E delta of
+Everything is affine in delta, so the filter carries the series, filtered from delta = 0, and one
+column for each entry of delta, the response to a unit start. With innovations e + E delta of
 variances S, the weights of all tokens up to t give delta the precision and the estimate
 
 .. math:: W = \sum_t E_t^T E_t / S_t, \qquad \hat\delta = -W^{-1} \sum_t E_t^T e_t / S_t,
