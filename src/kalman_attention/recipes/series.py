@@ -73,7 +73,7 @@ class SeriesRun:
         seed: which values are hidden.
         starts: from how many points the likelihood is climbed.
         max_iter: the most steps.
-        every: only each of so many rows of the drive, for tests.
+        every: use only every n-th position of the drive, for tests.
         data: folder with ``FILES``; where it lies makes no difference.
     """
 

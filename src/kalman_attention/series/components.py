@@ -278,7 +278,7 @@ class Trend(Component):
 
 @dataclass(frozen=True)
 class Cycle(Component):
-    """Damped oscillation: two latents that turn into each other and decay alike.
+    """Damped oscillation: two latents that turn into each other and decay at the same rate.
 
     Args:
         period: limits between which the period is sought; by default from two gaps to the span.

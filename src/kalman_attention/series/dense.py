@@ -13,7 +13,7 @@ Segments compose associatively, so a prefix scan filters. Their J and eta from t
 what the future says, so a scan from there smooths.
 
 **Diffuse starts, exactly.** Latents that may start anywhere start from an unknown constant delta.
-Everything is affine in delta: beside the series, filtered from delta = 0, the filter carries one
+Everything is affine in delta, so the filter carries the series, filtered from delta = 0, and one
 column for each entry of delta, the response to a unit start. With innovations e + E delta of
 variances S, the weights of all tokens up to t give delta the precision and the estimate
 
