@@ -61,7 +61,7 @@ def test_errors_say_what_and_where():
         assert "in work" in str(caught.value.__cause__)
         with pytest.raises(RuntimeError, match="Peculiar: a peculiar error"):
             list(workers.as_completed(work, [100], lambda running: None))
-        with pytest.raises(ChildProcessError, match="killed by signal 9, perhaps for want of mem"):
+        with pytest.raises(ChildProcessError, match="killed by signal 9, perhaps because mem"):
             list(workers.in_order(work, [102]))
         with pytest.raises(ChildProcessError, match="killed by signal 9"):
             list(workers.in_order(work, [1]))

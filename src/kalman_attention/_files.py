@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, also when the process is killed or the power fails."""
+"""Atomic files: complete or absent, even if the process is killed or the power fails."""
 
 import errno
 import hashlib
@@ -15,14 +15,15 @@ _PART = ".part"
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing that takes its name only when all of it is on the disk.
+    """Open a file for writing that gets its name only when it is completely on disk.
 
     Args:
-        path: the file; an older one of this name stays until the new one is whole.
+        path: the file; an existing one is kept until the new one is complete.
 
     Yields:
-        What to write to.
+        The file to write to.
     """
+    # A random name, so that two processes never write into the same temporary file.
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_PART}")
     try:
         try:
@@ -39,23 +40,24 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             raise
         raise OSError(
             error.errno,
-            f"the disk is full: {path} was not written. What was finished before is whole; make "
-            "room and run the same command again, it goes on from there",
+            f"the disk is full: {path} was not written. Files finished before are intact; free "
+            "some space and run the same command again to continue from there",
         ) from error
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write beside the target, flush to the disk, and put it in place in one move."""
+    """Write to a temporary file, flush it to disk, and rename it."""
     with whole_file(path) as file:
         file.write(data)
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file that is not there yet and wait until it is on the disk."""
+    """Write a new file and flush it to disk."""
     handle = _create(path)
     try:
         rest = memoryview(data)
         while rest:
+            # In pieces: a single write is limited to 2 GiB on Linux, and may be partial.
             rest = rest[os.write(handle, rest[: 1 << 30]) :]
         os.fsync(handle)
     finally:
@@ -63,9 +65,9 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until names that were added to a folder, or moved in it, are on the disk."""
+    """Flush a folder to disk, so that new and renamed entries survive a crash."""
     if os.name == "nt":
-        return  # Windows cannot open folders, and needs no flush for a rename
+        return  # Windows cannot open folders, and does not need it
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -74,12 +76,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_json(path: Path, data: object) -> None:
-    """Write JSON that is the same for the same data."""
+    """Write JSON; equal data gives equal bytes."""
     write_atomically(path, (json.dumps(data, indent=1) + "\n").encode())
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a run that was killed left half-written."""
+    """Remove partially written files of a run that was killed."""
     for part in folder.glob(f".*{_PART}"):
         part.unlink(missing_ok=True)
 
@@ -94,10 +96,8 @@ def sha256(path: Path) -> str:
 
 
 def _create(path: Path) -> int:
-    """Open a new file with the permissions of the umask; an existing name is an error.
-
-    In a folder that others may write to, a link laid under the name would lead elsewhere.
-    """
+    """Open a new file with the permissions of the umask; an existing name is an error."""
+    # O_NOFOLLOW: in a folder that others can write to, a link of this name could lead elsewhere.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     return os.open(path, flags, 0o666)

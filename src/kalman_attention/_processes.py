@@ -1,8 +1,8 @@
-"""Worker processes that end with the process that started them, whatever ends it.
+"""Worker processes that end with the process that started them, however it ends.
 
-A worker is joined to its owner by one pipe, which a thread of the worker reads. End of file means
-that the owner is gone: ended, or killed without a chance to say so. Pipes are all that is used, so
-that nothing depends on semaphores, which need a shared-memory file system such as /dev/shm.
+A worker is connected to its owner by one pipe, which a thread of the worker reads. End of file
+means that the owner is gone, even if it was killed. Only pipes are used, because semaphores need a
+shared-memory file system such as /dev/shm.
 """
 
 import os
@@ -20,37 +20,39 @@ from typing import Any, TypeVar
 A = TypeVar("A")
 R = TypeVar("R")
 
+# Schedulers allow 10 to 30 seconds between SIGTERM and SIGKILL.
 GRACE = 10.0
-"""Seconds in which a worker that is told to stop may save its work; schedulers allow 10 to 30."""
+"""Seconds that a worker has to save its work after it was told to stop."""
 
-# A terminal sends these to all processes that belong to it: the owner decides what they mean.
+# A terminal sends these to all of its processes; only the owner reacts.
 _FOR_THE_OWNER = [
     getattr(signal, name) for name in ("SIGINT", "SIGHUP", "SIGBREAK") if hasattr(signal, name)
 ]
 
 
 class Workers:
-    """Processes that compute one call at a time; made by ``worker_processes``."""
+    """Processes that compute one call at a time; created by ``worker_processes``."""
 
     def __init__(self, count: int, start: Callable[[], object] | None) -> None:
         self._count, self._start = count, start
         self._workers: list[_Worker] = []
 
     def in_order(self, function: Callable[[A], R], arguments: Iterable[A]) -> Iterator[tuple[A, R]]:
-        """Call a function in the workers; arguments and results in the order of the arguments.
+        """Call a function in the workers; yields arguments and results in order.
 
         Args:
-            function: found by its name in the workers too.
-            arguments: read as they are needed, two for each worker.
+            function: a function that workers can import by name.
+            arguments: consumed on demand, two per worker ahead.
 
         Raises:
-            ChildProcessError: a worker was killed. Errors of the function are raised as they are.
+            ChildProcessError: a worker was killed. Errors of the function are raised unchanged.
         """
         running: deque[tuple[_Worker, A]] = deque()
         for number, argument in enumerate(arguments):
             worker = self._worker(number % self._count)
             worker.send(function, argument)
             running.append((worker, argument))
+            # Two per worker: the next call is there when the current one ends.
             if len(running) == 2 * self._count:
                 worker, argument = running.popleft()
                 yield argument, worker.receive()
@@ -63,15 +65,15 @@ class Workers:
         arguments: Sequence[A],
         watch: Callable[[Sequence[A]], None],
     ) -> Iterator[tuple[A, R]]:
-        """Call a function in the workers; arguments and results as they are ready.
+        """Call a function in the workers; yields arguments and results as they complete.
 
         Args:
-            function: found by its name in the workers too.
-            arguments: one for each call.
-            watch: called about once a second with the arguments of the calls under way.
+            function: a function that workers can import by name.
+            arguments: one per call.
+            watch: called about once a second with the arguments of the running calls.
 
         Raises:
-            ChildProcessError: a worker was killed. Errors of the function are raised as they are.
+            ChildProcessError: a worker was killed. Errors of the function are raised unchanged.
         """
         waiting, running = deque(arguments), dict[connection.Connection, tuple[_Worker, A]]()
         idle = [self._worker(i) for i in range(min(self._count, len(waiting)))]
@@ -89,21 +91,21 @@ class Workers:
                 yield argument, result
 
     def stop(self) -> None:
-        """End all workers: those that compute may save first, for a few seconds."""
+        """End all workers, leaving them a few seconds to save their work."""
         try:
             for worker in self._workers:
                 worker.process.terminate()
             end = time.monotonic() + GRACE
             for worker in self._workers:
                 worker.process.join(max(0.0, end - time.monotonic()))
-        finally:  # also when a second Ctrl-C comes while they save
+        finally:  # also if a second Ctrl-C arrives while they save
             for worker in self._workers:
                 worker.process.kill()
                 worker.process.join()
                 worker.connection.close()
 
     def _worker(self, number: int) -> "_Worker":
-        """One of the workers, started when it is first needed."""
+        """A worker by number, started on first use."""
         while len(self._workers) <= number:
             self._workers.append(_Worker(self._start))
         return self._workers[number]
@@ -111,13 +113,13 @@ class Workers:
 
 @contextmanager
 def worker_processes(count: int, start: Callable[[], object] | None = None) -> Iterator[Workers]:
-    """Processes for calls; they are gone when the block is left, or when this process is.
+    """Worker processes that end with the block, or with this process.
 
-    SIGTERM reaches a worker as usual; Ctrl-C and the end of the terminal are left to the owner.
+    SIGTERM reaches a worker as usual; Ctrl-C and a closed terminal are handled by the owner.
 
     Args:
-        count: how many, at most.
-        start: called first in each of them.
+        count: maximum number of workers.
+        start: function that each worker calls first.
     """
     workers = Workers(count, start)
     try:
@@ -130,7 +132,7 @@ class _Worker:
     """The owner's side of one worker."""
 
     def __init__(self, start: Callable[[], object] | None) -> None:
-        context = get_context("spawn")  # forking a process that has threads is not safe
+        context = get_context("spawn")  # forking a process with threads is not safe
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, start), daemon=True)
         self.process.start()
@@ -155,10 +157,10 @@ class _Worker:
         self.process.join(1.0)
         code = self.process.exitcode
         how = f"was killed by signal {-code}" if code and code < 0 else f"ended with code {code}"
-        reason = ", perhaps for want of memory" if code == -9 else ""
+        reason = ", perhaps because memory ran out" if code == -9 else ""
         return ChildProcessError(
-            f"a worker process {how}{reason}. Nothing that was finished is lost: the same command "
-            "goes on where it stopped."
+            f"a worker process {how}{reason}. Nothing that was finished is lost: run the same "
+            "command again to continue."
         )
 
 
@@ -170,7 +172,7 @@ class _InWorkerError(Exception):
 
 
 def _serve(owner: "connection.Connection[Any, Any]", start: Callable[[], object] | None) -> None:
-    """A worker's life: calls one after the other, and the end when the owner is gone."""
+    """The main loop of a worker: process calls until the owner is gone."""
     for number in _FOR_THE_OWNER:
         signal.signal(number, signal.SIG_IGN)
     calls: queue.SimpleQueue[tuple[Callable[[Any], Any], Any]] = queue.SimpleQueue()
@@ -181,7 +183,7 @@ def _serve(owner: "connection.Connection[Any, Any]", start: Callable[[], object]
         function, argument = calls.get()
         try:
             reply: tuple[Any, Exception | None, str] = (function(argument), None, "")
-        except SystemExit:  # told to stop, it has saved; tidying up takes torch a second
+        except SystemExit:  # stopped, and saved; a regular exit of torch takes a second
             os._exit(1)
         except Exception as error:
             reply = (None, _that_travels(error), traceback.format_exc())
@@ -199,11 +201,11 @@ def _listen(
         while True:
             calls.put(owner.recv())
     except (EOFError, OSError):
-        os._exit(1)  # at once: what is written so far is whole, and nobody waits for more
+        os._exit(1)  # immediately: files are atomic, and nobody waits for a result
 
 
 def _that_travels(error: Exception) -> Exception:
-    """The error, or its text if it cannot be taken apart and put together again."""
+    """The error, or one with its text if it cannot be pickled."""
     try:
         reduction.ForkingPickler.loads(reduction.ForkingPickler.dumps(error))
     except Exception:

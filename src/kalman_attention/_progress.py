@@ -1,4 +1,4 @@
-"""How far a long job is: live lines on a terminal, a line now and then elsewhere."""
+"""Progress of long jobs: live lines on a terminal, an occasional line elsewhere."""
 
 import errno
 import shutil
@@ -13,12 +13,12 @@ _WIDTH = 20
 
 
 class Live:
-    """Lines that are overwritten on a terminal, and written now and then to a file or a pipe.
+    """Lines that are overwritten on a terminal, and written occasionally to a file or a pipe.
 
     Args:
-        stream: where to write; None for standard error.
-        live: seconds between two looks on a terminal.
-        log: seconds between two looks elsewhere.
+        stream: output stream; None for standard error.
+        live: seconds between updates on a terminal.
+        log: seconds between updates elsewhere.
     """
 
     def __init__(self, stream: TextIO | None = None, *, live: float, log: float) -> None:
@@ -29,7 +29,7 @@ class Live:
         self._closed = False
 
     def show(self, *lines: str) -> None:
-        """Put lines in place of those that were shown before."""
+        """Replace the live lines."""
         self.clear()
         # A line that wraps could not be overwritten.
         most = shutil.get_terminal_size().columns - 1 if self.is_live else None
@@ -38,23 +38,23 @@ class Live:
         self._shown = len(lines) if self.is_live else 0
 
     def note(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         self.clear()
         self._print(f"{visible(text) if self.is_live else text}\n")
 
     def clear(self) -> None:
         """Remove the live lines."""
         if self._shown:
-            # Up that many lines, then erase to the end of the screen.
+            # Cursor up, then erase to the end of the screen.
             self._print(f"\x1b[{self._shown}F\x1b[J")
             self._shown = 0
 
     def keep(self) -> None:
-        """Leave the live lines where they are, and go on below them."""
+        """Keep the live lines, and continue below them."""
         self._shown = 0
 
     def _print(self, text: str) -> None:
-        """Print; a terminal that is closed ends the show, not the work (SIGHUP will follow)."""
+        """Print; a closed terminal ends the output, not the work (SIGHUP will follow)."""
         if self._closed:
             return
         try:
@@ -66,13 +66,13 @@ class Live:
 
 
 class Progress:
-    """One line: what is done, how much of it, how fast, and the time left.
+    """One line: what is being done, how much of it, how fast, and the time left.
 
     Args:
-        what: what is being done.
-        total: units in all; None if that is not known.
-        unit: what is counted.
-        file: where to print; None for standard error.
+        what: description of the job.
+        total: total number of units; None if unknown.
+        unit: name of the unit.
+        file: output stream; None for standard error.
     """
 
     def __init__(
@@ -84,17 +84,17 @@ class Progress:
         self.first: int | None = None
 
     def update(self, done: int, note: str = "") -> None:
-        """Say how many units are done; prints at most twice a second, or every 10 s in a log."""
+        """Report the units done; prints at most twice a second, or every 10 s in a log."""
         now = time.monotonic()
         if self.first is None:
-            self.first = done  # what an earlier run did says nothing about the rate of this one
+            self.first = done  # units of an earlier run do not count for the rate
         if now - self.last < self.live.period:
             return
         self.last = now
         self.live.show(self.line(done, now - self.start) + (f", {note}" if note else ""))
 
     def line(self, done: int, seconds: float) -> str:
-        """The text for ``done`` units after ``seconds``."""
+        """The text of the line after ``done`` units and ``seconds``."""
         rate = (done - (self.first or 0)) / max(seconds, 1e-9)
         parts = [f"{self.what}: {_short(done, self.unit)}"]
         if self.total:
@@ -116,9 +116,9 @@ class TrainingProgress:
     Args:
         total: number of updates of the whole run.
         step: updates already made.
-        monitor: metric of the evaluation to show; None shows the first.
-        enabled: False shows nothing at all, notes included.
-        stream: where to write; None for standard error.
+        monitor: metric of the evaluation to show; None for the first.
+        enabled: False shows nothing, not even notes.
+        stream: output stream; None for standard error.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class TrainingProgress:
         self._mark = (time.perf_counter(), step)
 
     def update(self, step: int, loss: float) -> None:
-        """Called after every update; shows something only when it is time."""
+        """Report an update; the line is redrawn only after the period of the output."""
         if not self._enabled:
             return
         now = time.perf_counter()
@@ -145,7 +145,7 @@ class TrainingProgress:
         if now - then < self._lines.period and step < self._total:
             return
         rate = (step - before) / max(now - then, 1e-9)
-        # Live figures are smoothed over about two seconds.
+        # Smooth the live rate over about two seconds: 20 updates of 0.1 s.
         smooth = self._lines.is_live and self._rate
         self._rate = 0.95 * self._rate + 0.05 * rate if smooth else rate
         self._mark = (now, step)
@@ -155,7 +155,7 @@ class TrainingProgress:
         self._lines.show(f"{bar(step / self._total)} {line}" if self._lines.is_live else line)
 
     def evaluated(self, step: int, metrics: Mapping[str, float], *, best: bool) -> None:
-        """Take note of an evaluation; where the line is not live, print it."""
+        """Report an evaluation; it is printed if the line is not live."""
         names = [self._monitor] if self._monitor in metrics else list(metrics)[:1]
         self._metric = "  ".join(f"eval {name} {metrics[name]:.4f}" for name in names if name)
         if self._enabled and not self._lines.is_live:
@@ -164,12 +164,12 @@ class TrainingProgress:
             self._lines.note(f"step {step}/{self._total}  eval: {shown}{mark}")
 
     def note(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         if self._enabled:
             self._lines.note(text)
 
     def close(self) -> None:
-        """Leave the live line, and go on below it."""
+        """Keep the live line, and continue below it."""
         self._lines.keep()
 
 
@@ -191,7 +191,7 @@ def bar(fraction: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people.
+    """Format seconds for human readers.
 
     >>> duration(59.6), duration(3725), duration(200_000)
     ('1:00', '1:02:05', '2 d 7 h')

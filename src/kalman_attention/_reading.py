@@ -1,7 +1,6 @@
-"""Reading files that anyone may have written: JSON, and dataclasses from it.
+"""Reading untrusted files: JSON, and dataclasses from it.
 
-A file is damaged until it has been checked. What is wrong is a ``ValueError`` that names the file
-and, inside it, the field.
+Every problem is a ``ValueError`` that names the file and the field in it.
 """
 
 import dataclasses
@@ -15,18 +14,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+# Our files have a few kilobytes, an index of many shards a few megabytes.
 MOST_BYTES = 64 << 20
-"""The largest JSON file that is read; ours have a few kilobytes, an index of shards a few MB."""
+"""Size of the largest JSON file that is read."""
 
-_LARGEST = 1 << 62  # sizes beyond it overflow the 64 bits of torch and numpy
+_LARGEST = 1 << 62  # larger sizes would overflow the 64-bit integers of torch and numpy
 
 T = TypeVar("T")
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open an ordinary file for reading; anything else, such as a pipe, is an error at once."""
+    """Open a regular file for reading; anything else, such as a pipe, is an error."""
     try:
-        # Opening a pipe would wait for its writer.
+        # O_NONBLOCK: otherwise opening a pipe would wait for its writer.
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:
         raise ValueError(f"{path} is missing.") from None
@@ -34,12 +34,12 @@ def open_file(path: Path) -> BinaryIO:
         raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise ValueError(f"{path} is not an ordinary file: a folder, a pipe or a device.")
+        raise ValueError(f"{path} is not a regular file but a folder, a pipe or a device.")
     return os.fdopen(handle, "rb")
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """The contents of an ordinary file of limited size."""
+    """The contents of a regular file of limited size."""
     with open_file(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -48,16 +48,16 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file: UTF-8, no name twice, only numbers that JSON knows."""
+    """Read a JSON object from a file: UTF-8, without duplicate names, NaN or infinity."""
     return parse_json(read_bytes(path, MOST_BYTES), str(path))
 
 
 def parse_json(data: bytes, where: str) -> dict[str, Any]:
-    """The object in a piece of JSON.
+    """Parse a JSON object.
 
     Args:
-        data: as it was read.
-        where: what an error names.
+        data: the bytes that were read.
+        where: name of the source, for error messages.
     """
     try:
         found = json.loads(
@@ -73,7 +73,7 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{where} is damaged: it is not JSON ({error}).") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{where} is damaged: it holds no JSON object.")
+        raise ValueError(f"{where} is damaged: it is not a JSON object.")
     return found
 
 
@@ -82,28 +82,28 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!r} is there twice")
+        raise ValueError(f"{twice!r} occurs twice")
     return found
 
 
 def _refuse_constant(word: str) -> Any:
-    raise ValueError(f"{word} is no number")
+    raise ValueError(f"{word} is not a number")
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text} is no finite number")
+        raise ValueError(f"{text} is not finite")
     return value
 
 
 def from_dict(cls: type[T], data: object, where: str) -> T:
-    """A dataclass from plain data, checked against its annotations; inner dataclasses too.
+    """Build a dataclass from plain data, checked against its annotations, recursively.
 
     Args:
         cls: the dataclass.
-        data: what JSON gave; lists become tuples where the annotation says so.
-        where: what an error names: a file, or the place of the data in it.
+        data: plain data from JSON; lists become tuples where the annotation says so.
+        where: name of the source, for error messages.
     """
     return _dataclass(cls, data, "", where)  # type: ignore[no-any-return]
 
@@ -122,7 +122,7 @@ def checked(kind: Any, value: object, name: str, where: str) -> Any:
 
 def _dataclass(cls: Any, data: object, path: str, where: str) -> Any:
     if not isinstance(data, Mapping):
-        raise _wrong(path or "the whole", "an object", data, where)
+        raise _wrong(path or "the root", "an object", data, where)
     hints = get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     _refuse_unknown(data, fields, path, where)
@@ -152,7 +152,7 @@ def _refuse_unknown(
     near = difflib.get_close_matches(unknown[0], known, 1)
     hint = f" Did you mean {_join(path, near[0])}?" if near else ""
     raise ValueError(
-        f"{where} has fields unknown here: {listed}.{hint} Known are {', '.join(known)}. It may "
+        f"{where} has unknown fields: {listed}.{hint} Known fields: {', '.join(known)}. It may "
         "have been written by another version of the library."
     )
 
@@ -182,7 +182,7 @@ def _convert(kind: Any, value: object, path: str, where: str) -> Any:
 
 
 def _one_of(kinds: tuple[Any, ...], value: object, path: str, where: str) -> Any:
-    """The first alternative that fits; if none does, the error is that of the first."""
+    """Convert to the first alternative that fits; if none does, raise the error of the first."""
     if value is None and types.NoneType in kinds:
         return None
     given = [kind for kind in kinds if kind is not types.NoneType]
@@ -228,7 +228,7 @@ _PLAIN: dict[Any, tuple[str, Callable[[object], bool]]] = {
     bool: ("true or false", lambda value: isinstance(value, bool)),
     str: ("text", lambda value: isinstance(value, str) and "\0" not in value),
 }
-"""Kinds of JSON values: what an error calls them, and how they are recognised."""
+"""Kinds of JSON values: their name in error messages, and how they are recognised."""
 
 
 def _join(path: str, name: str) -> str:

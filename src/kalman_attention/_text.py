@@ -1,4 +1,4 @@
-"""Texts for people: names that were probably meant, and text that is safe to show on a terminal."""
+"""Text for messages: suggestions for misspelt names, and text that is safe on a terminal."""
 
 import difflib
 import unicodedata
@@ -12,9 +12,9 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     "unknown task 'recal': did you mean 'recall'? Known: recall, mqar."
 
     Args:
-        kind: what the name is of.
-        name: as it was given.
-        known: all names that there are.
+        kind: kind of thing that is named.
+        name: the unknown name.
+        known: all known names.
     """
     names = list(known)
     near = nearest(name, names)
@@ -23,17 +23,17 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like ``name``, or None if none is like it."""
+    """The known name most similar to ``name``, or None if none is similar."""
     by_lower = {each.lower(): each for each in known}
     found = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return by_lower[found[0]] if found else None
 
 
 def visible(text: str) -> str:
-    r"""Text with control characters written out, so that none of them reaches a terminal.
+    r"""Escape control characters, so that none of them reaches a terminal.
 
-    Terminals obey control sequences: text from a model or a file could move the cursor, change the
-    title or hide what stands before it. Newlines and tabs stay.
+    Terminals execute control sequences: text from a model or a file could move the cursor, change
+    the title or hide other output. Newlines and tabs are kept.
 
     >>> visible("\x1b[2J is\tharmless\r\n")
     '\\x1b[2J is\tharmless\\x0d\n'

@@ -1,15 +1,15 @@
-"""The legend. Read this first: every signature of the library is written in these letters.
+"""The legend. Read this first: all signatures of the library use these letters.
 
 ====  ==============================================  ===============================
  B    batch                                           ``batch_size``
  T    time (tokens)                                   ``seq_len``
  N    memory slots per channel (state expansion)      ``d_state``
  D    channels of the filter                          ``d_inner``
- R    rows with a belief of their own: B, or the      --
-      number of documents when documents are packed
+ R    rows with a separate belief: B, or the number   --
+      of documents if documents are packed
 ====  ==============================================  ===============================
 
-The aliases below are all ``torch.Tensor``; their names say which shape is meant. D is contiguous.
+The aliases below are all ``torch.Tensor``; their names indicate the shape. D is contiguous.
 """
 
 from typing import TypeAlias
@@ -32,4 +32,4 @@ Belief: TypeAlias = Tensor
 """One half of a belief (a mean, a variance, a precision ...), ``[..., N, D]``."""
 
 Mask: TypeAlias = Tensor
-"""Real tokens (True) and padding (False), ``[B, T]`` bool."""
+"""True for real tokens, False for padding, ``[B, T]`` bool."""

@@ -4,10 +4,10 @@ The latent posterior makes the read-out of every channel Gaussian, y ~ N(y, y_va
 :math:`y = \sum_n q_n z_n` is linear in the latent. The marginal likelihood averages the decoder's
 probability of the target over that belief, so it trains the variances too.
 
-Both walk the sequence in chunks and recompute each chunk in the backward pass: logits exist for
+Both process the sequence in chunks and recompute each chunk in the backward pass: logits exist for
 ``chunk_size`` positions at a time, in either direction. The second draws samples only for targets
-that count: where few do, as in most synthetic tasks, it costs little more than the first. What is
-small enough is kept instead of computed again.
+that count: if these are few, as in most synthetic tasks, it costs little more than the first. Small
+results are kept instead of recomputed.
 """
 
 import math
@@ -22,18 +22,22 @@ from kalman_attention._typing import Values
 from kalman_attention.filtering.readout import sample_readout
 
 Decoder = Callable[..., Tensor]
-"""From read-outs ``[..., T, D]`` (and the context there) to logits ``[..., T, V]``."""
+"""From read-outs ``[..., T, D]`` (and their context) to logits ``[..., T, V]``."""
 
+# Temporaries of 8 MB stay in the cache and in the pool of the allocator, which doubles the speed on
+# a CPU.
 _SAMPLED_NUMBERS = 2**21
-"""Numbers in a chunk of samples by default: temporaries of 8 MB stay in cache, and in the pool of
-the allocator, which doubles the speed on a CPU."""
+"""Numbers in a chunk of samples by default."""
 
+# With everything between samples and logits this is about half a gigabyte. Chunks beyond that are
+# recomputed, which takes half as long again.
 _KEPT_NUMBERS = 2**24
-"""Samples and logits that are kept for the backward pass, about half a gigabyte with all that is
-between them; chunks beyond that are computed again, which takes half as long again."""
+"""Samples and logits that are kept for the backward pass."""
 
+# Noise belongs to positions, not to chunks, so that the chunk size does not change the result. One
+# seed per block instead of one per position keeps seeding cheap.
 _NOISE_BLOCK = 256
-"""Positions that share a seed. Noise belongs to positions, so chunks may begin anywhere."""
+"""Positions that share a random seed."""
 
 
 def posterior_mean_cross_entropy(
@@ -51,10 +55,10 @@ def posterior_mean_cross_entropy(
     Args:
         decoder: from ``[B, T, D]`` (and ``context``) to logits ``[B, T, V]``, position by position.
         y: read-out means, ``[B, T, D]``.
-        targets: the right class at every position, ``[B, T]`` int64.
-        context: what else the decoder needs at each position (a gate, a residual), ``[B, T, ...]``
-            each; passed on as further arguments.
-        chunk_size: positions decoded at a time; changes memory, not the result.
+        targets: target class at every position, ``[B, T]`` int64.
+        context: further arguments of the decoder at each position (a gate, a residual),
+            ``[B, T, ...]`` each.
+        chunk_size: positions decoded at a time; affects memory, not the result.
         ignore_index: positions with this target do not count.
         reduction: ``"mean"`` over the positions that count, ``"sum"`` or ``"none"``.
 
@@ -89,20 +93,20 @@ def marginal_nll(
               \qquad y_t^{(s)} \sim N(y_t, y^{var}_t) \quad\text{(eq:nmll\_logsumexp)}
 
     Samples are reparameterised, so gradients reach ``y_var``; where the variance is exactly 0 its
-    gradient is taken as 0. With one sample and no variance this is cross-entropy.
+    gradient is set to 0. With one sample and no variance this is cross-entropy.
 
     Args:
         decoder: from ``[S, 1, M, D]`` (and ``context``, ``[1, M, ...]``) to logits
-            ``[S, 1, M, V]``, position by position; M positions of any sequences.
+            ``[S, 1, M, V]``, position by position; the M positions may be of any sequences.
         y: read-out means, ``[B, T, D]``.
         y_var: read-out variances, ``[B, T, D]``.
-        targets: the right class at every position, ``[B, T]`` int64.
-        context: what else the decoder needs at each position (a gate, a residual), ``[B, T, ...]``
-            each; passed on as further arguments.
-        num_samples: number S of Monte-Carlo draws.
-        generator: source of the randomness; torch's default one if None.
-        chunk_size: positions decoded at a time, of all sequences together; changes memory, not
-            the result. None for about two million sampled numbers.
+        targets: target class at every position, ``[B, T]`` int64.
+        context: further arguments of the decoder at each position (a gate, a residual),
+            ``[B, T, ...]`` each.
+        num_samples: number S of Monte-Carlo samples.
+        generator: random generator; None for torch's default one.
+        chunk_size: positions decoded at a time, over all sequences; affects memory, not the result.
+            None for about two million sampled numbers.
         ignore_index: positions with this target do not count, and are not sampled.
         reduction: ``"mean"`` over the positions that count, ``"sum"`` or ``"none"``.
 
@@ -143,9 +147,10 @@ def _by_chunks(
 ) -> Tensor:
     """Apply ``nll`` to pieces of ``[B, T, ...]`` tensors; only its inputs are kept for backward.
 
-    Except for the last piece, which is the first to go backward: computing it again would take time
-    and save nothing. ``kept``, asked when that piece is done, says how many more may stay.
+    ``kept``, called after the last piece, returns the number of other pieces to keep entirely.
     """
+    # The last piece is always kept: it is the first in the backward pass, so recomputing it would
+    # take time without saving memory.
     *pieces, last = zip(*(torch.split(x, chunk_size, dim=1) for x in tensors), strict=True)
     losses = [nll(len(pieces) * chunk_size, *last)]
     again = len(pieces) - kept()
@@ -159,7 +164,7 @@ def _by_chunks(
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
-    """Cross-entropy ``[..., B, T]`` of logits ``[..., B, T, V]``, in float32 at least."""
+    """Cross-entropy ``[..., B, T]`` of logits ``[..., B, T, V]``, at least in float32."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     targets = targets.expand(logits.shape[:-1])
     flat = cross_entropy(
@@ -176,7 +181,7 @@ def _reduce(losses: Tensor, targets: Tensor, ignore_index: int, reduction: str) 
 
 
 def _draw_seeds(T: int, generator: torch.Generator | None) -> list[int]:
-    """One seed for every block of positions: all that has to be kept to draw the noise again."""
+    """One random seed per block of positions: all that is needed to draw the noise again."""
     device = "cpu" if generator is None else generator.device
     blocks = max(1, -(-T // _NOISE_BLOCK))
     seeds = torch.randint(2**62, (blocks,), generator=generator, device=device)
@@ -216,7 +221,7 @@ def _check_samples(y: Tensor, y_var: Tensor | None, num_samples: int) -> None:
         got = "None" if y_var is None else str(list(y_var.shape))
         raise ValueError(
             f"y_var must have the shape of y, {list(y.shape)}, got {got}. It is the variance of "
-            "the read-out: ask for it with kla_scan(..., return_variance=True)."
+            "the read-out: compute it with kla_scan(..., return_variance=True)."
         )
     if num_samples < 1:
         raise ValueError(

@@ -250,7 +250,9 @@ def test_a_full_disk(tmp_path, monkeypatch):
         real(handle)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(OSError, match=r"the disk is full: .* make room and run the same command"):
+    with pytest.raises(
+        OSError, match=r"the disk is full: .* free some space and run the same command"
+    ):
         build(out, options(tmp_path), workers=1, quiet=True)
     monkeypatch.setattr(os, "fsync", real)
     left = contents(out)

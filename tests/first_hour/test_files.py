@@ -270,7 +270,7 @@ def test_manifests_with_a_good_digest(tmp_path, changes):
 def test_states_of_optimisers(tmp_path, name):
     own = model()
     save_file({name: torch.zeros(3)}, tmp_path / OPTIMISER)
-    with pytest.raises(ValueError, match=f"{name} in .*{OPTIMISER} does not fit"):
+    with pytest.raises(ValueError, match=f"{name} in .*{OPTIMISER} does not match"):
         load_optimiser(own, torch.optim.AdamW(own.parameters()), tmp_path)
 
 

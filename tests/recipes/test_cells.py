@@ -91,7 +91,7 @@ class Die:
 def test_a_killed_process_is_named_as_such(tmp_path):
     doomed = Cell(experiment="toy", labels={"model": "a"}, run=Die())
     results = Results(tmp_path, "smoke")
-    with pytest.raises(ChildProcessError, match="the same command goes on where it stopped"):
+    with pytest.raises(ChildProcessError, match="run the same command again to continue"):
         run_cells([doomed], results, jobs=2, say=lambda line: None)
     assert results.load(doomed) is None
 
