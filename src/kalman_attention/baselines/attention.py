@@ -233,6 +233,7 @@ def _append(
         old = mask.new_ones(mask.shape[0], length) if real is None and mask is not None else real
         new = mask if mask is not None else torch.ones_like(k[:, 0, :, 0], dtype=torch.bool)
         real = new if old is None else torch.cat([old, new], 1)
+    # In place only without gradients: autograd may still need the old keys.
     if end <= state.keys.shape[2] and not torch.is_grad_enabled():
         keys, values = state.keys, state.values
         keys[:, :, length:end] = k

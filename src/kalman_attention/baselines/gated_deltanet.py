@@ -212,10 +212,12 @@ def delta_chunked(
     # d_i above, and the decay from every token to the end of its chunk.
     from_start, to_end = log_alpha.cumsum(-1).exp().unsqueeze(-1), decay[..., -1, :].unsqueeze(-1)
     weighted = k * beta.unsqueeze(-1)
+    # The unit diagonal is implied, so the entries of ``system`` on it are not read.
     system = (weighted @ k.mT) * decay
     right = torch.cat([v * beta.unsqueeze(-1), weighted * from_start], -1)
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
     u_v, u_k = solved.split([v.shape[-1], k.shape[-1]], -1)
+    # State after a chunk: (kept - K^T u_k) S + K^T u_v, with keys decayed to the end of the chunk.
     keys_at_end = (k * to_end).mT
     kept = from_start[..., -1:, :] * torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
     before, state = carry(kept - keys_at_end @ u_k, keys_at_end @ u_v, state, torch.matmul)

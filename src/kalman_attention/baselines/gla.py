@@ -178,11 +178,12 @@ def _decayed_scores(q: Tensor, k: Tensor, log_alpha: Tensor) -> _Scores:
     key to the middle, and from the middle to the query.
     """
     L = q.shape[-2]
-    if L == 1:
+    if L == 1:  # [..., 1, K]: a token and itself, without decay
         score = (q * k).sum(-1, keepdim=True)
         return _Scores(score, log_alpha, torch.zeros_like(log_alpha), log_alpha.squeeze(-2))
     q, k, log_alpha = (x.reshape(*x.shape[:-2], 2, L // 2, -1) for x in (q, k, log_alpha))
     inside = _decayed_scores(q, k, log_alpha)
+    # Both halves are done, [..., 2, L / 2, ...]; what remains is late queries with early keys.
     (early, late), (first, second) = inside.scores.unbind(-3), inside.total.unbind(-2)
     early_start, late_start = inside.from_start.unbind(-3)
     early_end, late_end = inside.to_end.unbind(-3)

@@ -198,6 +198,7 @@ class Mamba(Mixer):
         window, hidden = (None, None) if state is None else state
         u, window = self.conv(stream, window, mask, cu_seqlens)
         inputs, A = self.select(nn.functional.silu(u))
+        # The published kernel supports neither padding nor packing nor an initial state.
         if mask is None and cu_seqlens is None and hidden is None and kernel_serves(u):
             y, hidden = kernel_scan(*inputs, A)
         else:

@@ -316,6 +316,7 @@ def mlstm_chunked(
     # From token j, or from the start of the chunk, to token i.
     log_weight = segment_sums(log_f) + to_chunks(log_i, size, fill=-torch.inf).unsqueeze(-2)
     log_start = log_f.cumsum(-1)
+    # The largest exponent of each token becomes 0, so that no exponential overflows.
     with torch.no_grad():
         largest = log_weight.amax(-1)
         m_before, m = _stabilisers(log_start[..., -1], largest[..., -1], m)

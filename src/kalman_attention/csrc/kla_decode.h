@@ -1,5 +1,5 @@
-/* The C interface of decoding: a token per row through the matrices and layers of a model. The rules of kla_scan.h
- * hold here too: fields are eight bytes wide, and letters are those of docs/notation.md. */
+/* The C interface of decoding: one token per row through the matrices and layers of a model. The rules of
+ * kla_scan.h apply: fields are eight bytes wide, and letters are those of docs/notation.md. */
 #ifndef KLA_DECODE_H
 #define KLA_DECODE_H
 
@@ -15,7 +15,7 @@ typedef struct kla_matrix {
   int64_t out, in;
 } kla_matrix;
 
-#define KLA_FEW_ROWS 4 /* most rows that share one reading of a matrix */
+#define KLA_FEW_ROWS 4 /* largest number of rows that share one reading of a matrix */
 
 /* y = x W^T + bias for at most KLA_FEW_ROWS rows. Arrays are float32 or bfloat16, arithmetic is float32. */
 typedef struct kla_product_params {

@@ -62,12 +62,12 @@ typedef struct kla_scan_params {
                                    forward if not NULL */
 } kla_scan_params;
 
-/* With dt, a_bar holds l = log a_bar < 0 and p_bar the variance s_inf = p_bar / (1 - a_bar^2) that the belief
- * relaxes to: a gap decays by a = e^(l dt) and brings the noise s_inf (1 - a^2). For a_bar = 1 the caller
- * passes a tiny l, which gives the right limits. What comes back for da_bar and dp_bar are sums over tokens,
- * with y = -2 l dt, dP the adjoint of the predicted variance and du that of l dt through the decay alone:
- * sum l dt du - s_inf S dP and sum (1 - a^2) dP. S is 1 - (1 + y) e^-y, but -y e^-y for rates below
- * KLA_FAST_RATE. ops/cpu/scan.py makes the gradients of a_bar and p_bar of them. */
+/* With dt, a_bar holds l = log a_bar < 0 and p_bar the stationary variance s_inf = p_bar / (1 - a_bar^2): a gap
+ * decays by a = e^(l dt) and adds the noise s_inf (1 - a^2). For a_bar = 1 the caller passes a tiny l, which
+ * gives the correct limits. da_bar and dp_bar then receive sums over tokens, with y = -2 l dt, dP the adjoint
+ * of the predicted variance and du that of l dt through the decay alone: sum l dt du - s_inf S dP and
+ * sum (1 - a^2) dP. S is 1 - (1 + y) e^-y, but -y e^-y for rates below KLA_FAST_RATE. ops/cpu/scan.py converts
+ * them to gradients of a_bar and p_bar. */
 #define KLA_FAST_RATE -0.375
 
 typedef struct kla_scan_grads {
@@ -99,7 +99,7 @@ typedef struct kla_conv_grads {
   float *dx, *dwindow, *dweight, *dbias; /* like x (dense), window, weight, bias */
 } kla_conv_grads;
 
-/* Keys and queries in the frame that turns along with blocks of m slots (filtering/rotation.py): with
+/* Keys and queries in the frame that rotates with blocks of m slots (filtering/rotation.py): with
  * Q_t = U_t ... U_1 and U_t = H_{n_h} ... H_1, H = 1 - 2 u u^T / |u|^2, writes Q_t^T q and Q_t^T k. */
 typedef struct kla_frames_params {
   int64_t abi;     /* KLA_ABI_VERSION */
@@ -110,7 +110,7 @@ typedef struct kla_frames_params {
   int64_t R;                 /* rows: B, or the number of documents; each starts with Q = 1 */
   kla_array q, k;            /* [B, T, G m] */
   kla_array u_h;             /* [B, T, n_h G m] */
-  kla_array mask;            /* [B, T] bytes, data NULL when every token is real; others do not turn */
+  kla_array mask;            /* [B, T] bytes, data NULL when every token is real; padding does not rotate */
   const int64_t* cu_seqlens; /* [R + 1] or NULL */
   void *q_turned, *k_turned; /* [B, T, G m]; written by forward */
   double* frame;             /* [R, G, m, m]: Q_T, written by forward, read by backward */
@@ -128,11 +128,11 @@ typedef struct kla_frames_grads {
 
 KLA_EXPORT int kla_scan_forward(const kla_scan_params* params);
 KLA_EXPORT int kla_scan_backward(const kla_scan_params* params, const kla_scan_grads* grads);
-/* y and y_var given all tokens, those after each included, from the checkpoints of a forward pass. */
+/* y and y_var given all tokens, including later ones, from the checkpoints of a forward pass. */
 KLA_EXPORT int kla_scan_smooth(const kla_scan_params* params);
-/* What the tokens of every row do to whatever enters it (segment.h), for callers that cut time themselves:
- * s, mu, gain, J, eta one after the other, mu and eta [R, N, D], the others [R, G, D]; reads neither q nor the
- * belief. */
+/* The effect of every row on any belief that enters it (segment.h), for callers that split time themselves: the
+ * concatenation of s, mu, gain, J, eta, of which mu and eta are [R, N, D] and the others [R, G, D]; reads neither
+ * q nor the belief. */
 KLA_EXPORT int kla_scan_filter_map(const kla_scan_params* params, void* map);
 /* The same for the adjoint, given the checkpoints, dy and dy_var: gain, cross, dmu_0, ds_0, of which cross and
  * dmu_0 are [R, N, D] and the others [R, G, D]. */

@@ -11,8 +11,8 @@
 
 namespace kla {
 
-// The value of a token as the filter reads it: without evidence nothing is seen, so what is not a number
-// there reads as 0. (A number is kept: the gradient by lam_v needs it.)
+// The value of a token as the filter reads it: 0 where it is not finite and there is no evidence. (A finite
+// value is kept: the gradient with respect to lam_v needs it.)
 template <class V>
 KLA_LANE V seen(V v, V lam_v) {
   return (lam_v == 0) & (v - v != 0) ? V{} : v;
@@ -24,9 +24,9 @@ KLA_LANE V information(V v, V lam_v) {
   return lam_v == 0 ? V{} : lam_v * v;
 }
 
-// The decay a of a step over a gap, as one number: what it takes away, w = 1 - a, over a short gap, where
-// a x is x - w x and keeps the digits of many small steps; and w = -a over a long one, where 1 - a would not
-// have those of a. It may stand wherever a decay does.
+// The decay a of a step over a gap, as one number: w = 1 - a over a short gap, where a x = x - w x keeps the
+// digits of many small steps, and w = -a over a long one, where 1 - a would lose those of a. It can be used
+// wherever a decay can.
 template <class V>
 struct Fading {
   V w;
@@ -44,8 +44,8 @@ struct VarianceStep {
   V r;     // 1 / (1 + phi P)
 };
 
-// P is a (a s) + p and never a^2 s + p: the rounding of a stored a^2 would be the same in every step and
-// add up.
+// P is a (a s) + p and never a^2 s + p: the rounding error of a stored a^2 would be the same in every step
+// and add up.
 template <class V, class A>
 KLA_LANE VarianceStep<V> variance_step(A a, V p, V phi, V s) {
   V P = a * (a * s) + p;
@@ -53,9 +53,9 @@ KLA_LANE VarianceStep<V> variance_step(A a, V p, V phi, V s) {
   return {P, P * r, r};
 }
 
-// The mean after the token, from the predicted mean m. It is a sum of what is left of the prediction and
-// what the token brings, never the prediction and a correction: strong evidence would leave nothing but
-// the rounding of the prediction.
+// The mean after the token, from the predicted mean m: the sum of what remains of the prediction and what
+// the token adds, never the prediction plus a correction, which under strong evidence would leave nothing
+// but the rounding error of the prediction.
 template <class V>
 KLA_LANE V mean_step(const VarianceStep<V>& next, V m, V b) {
   return next.r * m + next.s * b;
@@ -74,14 +74,14 @@ KLA_LANE FilterStep<V> filter_step(A a, V p, V phi, V b, V s, V mu) {
   return {next.s, mean_step<V>(next, a * mu, b), next.r};
 }
 
-// What a token says beyond the predicted mean m, as information.
+// The innovation of a token with respect to the predicted mean m, as information.
 template <class V>
 KLA_LANE V innovation(V phi, V b, V m) {
   return b - phi * m;
 }
 
-// What the new mean leaves of a value, v - k mu', without the difference of two numbers that agree the
-// better the stronger the evidence is.
+// The residual of a value after the update, v - k mu', without subtracting two numbers that agree more and
+// more as the evidence gets stronger.
 template <class V>
 KLA_LANE V remainder(V k, V v, V m, V r) {
   return r * (v - k * m);
@@ -93,14 +93,14 @@ KLA_LANE V block_remainder(V k, V k2, V v, V m, V r) {
   return r * (k * v - k2 * m);
 }
 
-// What the slots that share a variance have in common in the adjoint of a token.
+// The part of the adjoint of a token that slots with a shared variance have in common.
 template <class V>
 struct BlockGrad {
   V dP, dphi;
-  V dlam_v;  // k2 dphi + v sum k db, written so that the two do not cancel under strong evidence
+  V dlam_v;  // k2 dphi + v sum k db, in a form in which the two do not cancel under strong evidence
 };
 
-// rest_dmu and mu_dmu are sums over the slots: of what is left of the value, and of the new mean, times the
+// rest_dmu and mu_dmu are sums over the slots: of the residual of the value, and of the new mean, times the
 // adjoint of the new mean. ds is the adjoint of the new variance.
 template <class V>
 KLA_LANE BlockGrad<V> block_adjoint(V k2, V lam_v, V s_new, V r, V rest_dmu, V mu_dmu, V ds) {
@@ -112,13 +112,13 @@ template <class V>
 struct FilterGrad {
   V dmu, ds;  // adjoints of the belief before the token
   V da, dp;
-  V db, dphi;  // of the information and the precision that the token brings
-  V dlam_v;    // sum of both, over k: what the slot adds to the gradient by lam_v
+  V db, dphi;  // of the information and the precision that the token adds
+  V dlam_v;    // sum of both, over k: what the slot adds to the gradient with respect to lam_v
 };
 
-// Adjoint of filter_step. (s, mu) is the belief before the token, `next` what the step made of it and rest
-// the remainder of its value; dmu and ds are the adjoints of the new belief. No a^2 here either, and no
-// division by a.
+// Adjoint of filter_step. (s, mu) is the belief before the token, `next` the result of the step and rest the
+// residual of its value; dmu and ds are the adjoints of the new belief. There is no a^2 here either, and no
+// division by a, which may be 0.
 template <class V, class A>
 KLA_LANE FilterGrad<V> filter_adjoint(A a, V k, V k2, V lam_v, V s, V mu, const FilterStep<V>& next, V rest,
                                       V dmu, V ds) {

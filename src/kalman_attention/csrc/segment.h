@@ -1,6 +1,6 @@
-// What a segment of tokens does, whatever enters it: forward to the belief, backward to its adjoint. Built
-// token by token, for any value type V as in lane.h. This is what lets time be cut: summarise the
-// segments side by side, carry the belief from one to the next, then filter each of them exactly.
+// The effect of a segment of tokens on any belief that enters it, and on its adjoint. Built token by token,
+// for any value type V as in lane.h. This allows time to be split: summarise the segments in parallel, carry
+// the belief from one to the next, then filter each segment exactly.
 #ifndef KLA_SEGMENT_H
 #define KLA_SEGMENT_H
 
@@ -8,9 +8,9 @@
 
 namespace kla {
 
-// The projective map of filtering/maps.py, divided by its entry ww, in numbers that need no
-// rescaling: s and mu are the filter's own belief after entering in the certain state 0, gain is how
-// much of another state is left, J and eta are what the tokens say about it (precision, information).
+// The projective map of filtering/maps.py, divided by its entry ww, in numbers that stay bounded: s and mu
+// are the belief that results from starting at 0 with certainty, gain multiplies any other start, and J and
+// eta are what the tokens say about that start (precision, information).
 // xw = s, uw = mu, wx = J, uu = gain, xx = gain^2 + s J, ux = gain eta + mu J.
 template <class V>
 struct FilterMap {
@@ -35,7 +35,8 @@ KLA_LANE void apply(const FilterMap<V>& m, V& s, V& mu) {
 }
 
 // Given the beliefs, the adjoint is affine: dmu -> gain dmu + dmu_0 and ds -> gain^2 ds + cross dmu + ds_0,
-// with dmu_0 and ds_0 from the gradients by the outputs. Built forward in time, the last token applied first.
+// where dmu_0 and ds_0 come from the gradients with respect to the outputs. Built forward in time; applied,
+// the last token comes first.
 template <class V>
 struct AdjointMap {
   V gain, cross, dmu_0, ds_0;

@@ -330,7 +330,7 @@ class _Writer:
         self.waiting.append(encoded)
         self.tokens += len(encoded.tokens)
         # Half a shard is held back, so that the last one is never a small remainder.
-        if self.tokens >= 1.5 * self.budget:
+        if self.tokens >= 1.5 * self.budget:  # a full shard, and half of the next
             cut = self._first(self.budget)
             if cut.tokens >= self.budget and self.tokens - cut.tokens >= self.budget / 2:
                 self._write(cut)

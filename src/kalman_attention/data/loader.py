@@ -151,7 +151,7 @@ class _Loader:
 
     def __next__(self) -> Batch:
         """The next batch."""
-        rows = self._rows()
+        rows = self._rows()  # [B, T + 1], uint16 or uint32
         inputs = torch.from_numpy(rows[:, :-1].astype(np.int64))
         targets = torch.from_numpy(rows[:, 1:].astype(np.int64))
         return Batch(inputs, targets, inputs == self._documents.bos)
@@ -217,6 +217,7 @@ class WindowLoader(_Loader):
         if self._lanes > 1:
             return np.stack([self._read(self._start(begin // T + i), T + 1) for i in range(B)])
         flat = self._read(begin, B * T + 1)
+        # Windows overlap by one token: the last target of a row is the first input of the next.
         return np.lib.stride_tricks.sliding_window_view(flat, T + 1)[::T]
 
     def _start(self, row: int) -> int:

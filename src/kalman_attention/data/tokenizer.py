@@ -156,6 +156,7 @@ class Tokenizer:
         tokenizers = _library()
         path = Path(source)
         file = path / TOKENIZER if path.is_dir() else path
+        # A path that looks local is never looked up on the hub.
         if not (file.exists() or file.is_symlink()):
             if path.is_dir() or path.suffix == ".json" or str(source).startswith((".", "/")):
                 raise ValueError(

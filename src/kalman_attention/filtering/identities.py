@@ -50,8 +50,8 @@ def ridge_objective(
     Returns:
         The objective of every slot and channel, ``[..., N, D]``.
     """
-    fit = v.unsqueeze(-2) - k.unsqueeze(-1) * mu
-    drift = mu - a_bar * mu_prev
+    fit = v.unsqueeze(-2) - k.unsqueeze(-1) * mu  # residual of the observation
+    drift = mu - a_bar * mu_prev  # distance from the prediction
     return lam_v.unsqueeze(-2) * fit * fit + lam_prior * drift * drift
 
 

@@ -78,6 +78,8 @@ def update(prior: KLAState, phi: Belief, b: Belief) -> KLAState:
     """Condition on a token: s = P r and mu = r mu_prior + s b, with r = 1 / (1 + phi P)."""
     r = retention(prior.variance, phi)
     variance = prior.variance * r
+    # A sum of prediction and evidence, never the prediction plus a correction s (b - phi mu): where
+    # strong evidence meets a large mean, only the rounding error of the mean would remain.
     return KLAState(mean=r * prior.mean + variance * b, variance=variance)
 
 

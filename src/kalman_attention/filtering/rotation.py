@@ -36,7 +36,7 @@ def reflect(u_h: Tensor, mean: Tensor) -> Tensor:
         u_h: directions, ``[..., n_h, G, m]``.
         mean: the latent to reflect, ``[..., G, m, D]``.
     """
-    for u in u_h.unbind(-3):
+    for u in u_h.unbind(-3):  # [..., G, m]
         along = torch.einsum("...gm,...gmd->...gd", u * _strength(u), mean)
         mean = mean - u.unsqueeze(-1) * along.unsqueeze(-2)
     return mean

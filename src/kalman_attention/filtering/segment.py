@@ -72,6 +72,7 @@ class FilterMap(NamedTuple):
     def apply(self, state: KLAState) -> KLAState:
         """Belief after the segment, from the belief before it."""
         scale = 1.0 / (1.0 + self.J * state.variance)
+        # gain (gain s), like a (a s) in the filter: no squares are stored.
         return KLAState(
             mean=self.mu + self.gain * ((state.mean + state.variance * self.eta) * scale),
             variance=self.s + self.gain * (self.gain * (state.variance * scale)),

@@ -76,6 +76,7 @@ def decode_token(
     Returns:
         The output and the new state.
     """
+    # The checks run for every token, so the cheap ones that usually decide come first.
     if not (can_decode(x) and _is_served(layer, x)):
         return None
     weights, tokens = _weights(layer, norm, x.dtype), _tokens(layer, x, state)

@@ -270,7 +270,7 @@ class KLA(Mixer):
         if self.precision_up is not None:
             raw = project(self.precision_up, raw)
         lam_v = value_precision(raw, config.precision_link, config.precision_floor)
-        key_query = torch.unflatten(key_query, -1, (2, config.d_state))
+        key_query = torch.unflatten(key_query, -1, (2, config.d_state))  # [..., 2, N]
         if config.qk_norm:
             key_query = l2_norm(key_query)
         k, q = key_query.unbind(-2)

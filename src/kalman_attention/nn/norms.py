@@ -36,6 +36,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-5) -> Tens
         return nn.functional.rms_norm(
             x, x.shape[-1:], None if weight is None else weight.to(x.dtype), eps
         )
+    # In float32: squares would overflow in half, and their mean would lose digits in bfloat16.
     gain = None if weight is None else weight.float()
     return nn.functional.rms_norm(x.float(), x.shape[-1:], gain, eps).to(x.dtype)
 

@@ -105,6 +105,7 @@ class LatentPrior(KeepsFloat32):
         else:
             a_bar, p_bar = torch.exp(-a * dt), p * p * dt
         found = PriorValues(a_bar, p_bar, self._initial(rows, a * dt, p_bar))
+        # Never cache what has a graph: a second backward pass through it would fail.
         if rows == 0 and not torch.compiler.is_compiling():
             self._cached = None if found.a_bar.requires_grad else (self._fingerprint(), found)
         return found

@@ -105,12 +105,13 @@ class ShortConv(nn.Module):
     def _masked(self, x: Tensor, window: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
         """Move the real tokens of each row together, convolve, and put them back."""
         T, D = x.shape[1:]
-        rank = mask.cumsum(1) - 1  # among the real tokens of its row
+        rank = mask.cumsum(1) - 1  # index among the real tokens of the row
         blank = ~mask.unsqueeze(-1)
         slot = torch.where(mask, rank, T).unsqueeze(-1).expand_as(x)  # slot T takes the padding
         dense = x.new_zeros(x.shape[0], T + 1, D).scatter(1, slot, x.masked_fill(blank, 0.0))
         found = self._convolve(dense, window)
         y = found.gather(1, slot).masked_fill(blank, 0.0)
+        # The new window is the last K - 1 of the old window and the real tokens.
         both = torch.cat([window, dense], 1)
         place = mask.sum(1, keepdim=True) + torch.arange(window.shape[1], device=x.device)
         return y, both.gather(1, place.unsqueeze(-1).expand_as(window))
@@ -121,7 +122,7 @@ class ShortConv(nn.Module):
         bounds = cu_seqlens.to(device=x.device, dtype=torch.int64)
         token = torch.arange(T, device=x.device)
         document = torch.bucketize(token, bounds[1:], right=True)
-        place = token + (document + 1) * W
+        place = token + (document + 1) * W  # position of every token in the longer row
         inside = torch.arange(W, device=x.device)
         starts = (bounds[:-1] + torch.arange(n, device=x.device) * W).unsqueeze(1) + inside
         row = x.new_zeros(T + n * W, D).index_copy(0, place, x[0])
@@ -160,8 +161,8 @@ class _CausalConv(torch.autograd.Function):
             return conv_forward(x, window, weight, bias)
         dtype, T, K = at_least_float32(x.dtype), x.shape[1], weight.shape[0]
         w = weight.to(dtype)
-        y = torch.addcmul(bias.to(dtype), x.to(dtype), w[K - 1])
-        for back in range(1, K):
+        y = torch.addcmul(bias.to(dtype), x.to(dtype), w[K - 1])  # the tap of the token itself
+        for back in range(1, K):  # tokens ``back`` steps earlier: in x, or in the window
             tap, n = w[K - 1 - back], min(back, T)
             y[:, back:].addcmul_(x[:, : T - n], tap)
             y[:, :n].addcmul_(window[:, K - 1 - back : K - 1 - back + n], tap)

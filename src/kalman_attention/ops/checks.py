@@ -63,7 +63,7 @@ def check_scan(
     N = k.shape[2]
     require_shape("lam_v", lam_v, "[B, T, D]", (B, T, D), "v", v)
     require_shape("q", q, "[B, T, N]", (B, T, N), "k", k)
-    rows = B
+    rows = B  # one belief per row, or per packed document
     if cu_seqlens is not None:
         rows = require_packing(v, mask, cu_seqlens)
     if mask is not None:
@@ -71,6 +71,7 @@ def check_scan(
     if dt is not None:
         dt = require_gaps(dt, v, "[B, T] or [B, T, D]")
     inputs = _check_common(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens, dt, rows, N, D)
+    # Values exist only outside of compiled graphs; on a device, looking at them would stall it.
     if not torch.compiler.is_compiling():
         if _check_values.get():
             _check_all_values(inputs)
@@ -78,7 +79,7 @@ def check_scan(
             _check_dynamics(a_bar, p_bar, gaps=dt is not None)
     if acc_dtype is not None:
         require_arithmetic(acc_dtype, inputs.compute_dtype)
-    elif not torch.compiler.is_compiling():
+    elif not torch.compiler.is_compiling():  # in a graph the op decides when it runs
         wanted = torch.is_grad_enabled() and lam_v.requires_grad
         acc_dtype = needed_dtype(inputs, gradients=wanted)
     return inputs._replace(acc_dtype=acc_dtype)
@@ -154,6 +155,7 @@ def _check_common(
         require_shape(name, x, "[N, D]", (G, D), "a_bar and v give G, D =", (G, D))
         require_float(name, x, dtype, "decays near 1 and small noise need its digits")
     if state is None:
+        # The unit prior, with one variance per block.
         prior = KLAState.unit_prior(rows, N, D, dtype=dtype, device=v.device)
         state = prior._replace(variance=prior.variance[:, :G])
     elif not (isinstance(state, tuple) and len(state) == 2):

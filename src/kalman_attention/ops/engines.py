@@ -294,11 +294,12 @@ def _auto(
     gaps: bool = False,
     slots: int = 1,
 ) -> str:
-    for engine in ENGINES.values():
+    for engine in ENGINES.values():  # in the order of preference
         reason = engine.why_not(device, dtype, gaps=gaps, slots=slots)
         wanted = device.type not in engine.never_auto and slots >= engine.least_slots
         if reason is None and wanted and (engine.step or not step):
             return engine.name
+        # Not while compiling: a warning inside a graph would break it.
         if (
             engine.missing
             and engine.name == NATIVE

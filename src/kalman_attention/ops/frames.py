@@ -138,6 +138,8 @@ def _plain(call: FrameInputs) -> Turned:
     """The same in torch operations: prefix products of rotations in float64."""
     q, k, u_h, mask, cu_seqlens = call
     G, m = call.frame_shape[1:3]
+    # Float64: rounding errors of float32 would make the product of many rotations drift from
+    # orthogonality.
     u_h = u_h.double().transpose(2, 3)  # [B, T, G, n_h, m]
     if mask is not None:  # padding may contain anything, even NaN
         u_h = u_h.masked_fill(~mask[:, :, None, None, None], 0.0)
@@ -172,6 +174,7 @@ def _prefix_products(U: Tensor) -> Tensor:
     chunks = -(-T // size)
     one = torch.eye(m, dtype=U.dtype, device=U.device)
     U = torch.cat([U, one.expand(B, chunks * size - T, G, m, m)], 1)
+    # First the products inside all chunks in parallel, then those of the chunks before each.
     inner = [one.expand(B, chunks, G, m, m)]
     for U_t in torch.unflatten(U, 1, (chunks, size)).unbind(2):
         inner.append(U_t @ inner[-1])

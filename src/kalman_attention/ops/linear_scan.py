@@ -141,7 +141,7 @@ def _rows(inputs: LinearScanInputs) -> LinearScanOutput:
         # dt = 0 is the identity on the state, and C = 0 makes the output 0.
         tokens = [t.masked_fill(~mask.unsqueeze(-1), 0.0) for t in tokens]
     h, ys = inputs.h_0, [tokens[0][:, :0]]
-    for x, dt, B, C in zip(*(t.unbind(1) for t in tokens), strict=True):
+    for x, dt, B, C in zip(*(t.unbind(1) for t in tokens), strict=True):  # [B, D], [B, N]
         decay = torch.exp(dt.unsqueeze(1) * inputs.A)
         h = decay * h + B.unsqueeze(-1) * (dt * x).unsqueeze(1)
         ys.append(torch.einsum("bn,bnd->bd", C, h).unsqueeze(1))
@@ -209,6 +209,7 @@ def _differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]
     *tensors, checkpoints = ctx.saved_tensors
     found = _scan_backward(*tensors, checkpoints, grads[0], grads[1])
     wanted = zip(found, ctx.needs_input_grad, strict=False)
+    # mask, cu_seqlens and save have no gradient.
     return (*(grad if needed else None for grad, needed in wanted), None, None, None)
 
 

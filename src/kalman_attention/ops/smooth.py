@@ -182,6 +182,7 @@ def _smooth_rows(inputs: ScanInputs) -> ScanOutput:
         state = filter_token(state, token)
         filtered.append(state)
     empty = inputs.v[:, :0].to(state.mean.dtype)
+    # Read-outs are appended from the last token to the first, and reversed in the end.
     future, y, y_var = Future.nothing_like(state), [empty], [empty]
     for token, belief in zip(reversed(given), reversed(filtered), strict=True):
         mean, variance = read_blocks(token.q, smooth(belief, future))

@@ -105,6 +105,7 @@ class Parallel:
         if self.kind is None:
             yield groups
             return
+        # Sharding replaces the parameters, so groups are rebuilt by name.
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         broadcast_weights(model)
         if self._mesh is not None:

@@ -79,6 +79,8 @@ class SharedObjective(Objective):
             torch.stack([torch.as_tensor(x, device=total.device).double() for x in own])
         )
         value, *means = (sums / sums[1])[[0, *range(2, len(own))]].unbind()
+        # DDP and FSDP average gradients over ranks, hence the factor; the value is corrected
+        # without changing the gradient.
         part = total * (self.everyone.size / sums[1]).to(total.dtype)
         loss = part + (value.to(total.dtype) - part).detach()
         return loss, dict(zip(metrics, means, strict=True))

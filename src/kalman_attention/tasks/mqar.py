@@ -95,6 +95,7 @@ class ZoologyMQAR(Task):
         values = half + _distinct(count, pairs, half, generator)
         inputs = torch.zeros(count, self.seq_len, dtype=torch.int64)
         inputs[:, : 2 * pairs : 2], inputs[:, 1 : 2 * pairs : 2] = keys, values
+        # As published, queries are at every second position after the pairs.
         ranks = torch.arange(1, (self.seq_len - 2 * pairs) // 2 + 1, dtype=torch.float64)
         weights = (ranks ** (self.power - 1.0)).expand(count, -1)
         slots = torch.multinomial(weights, pairs, generator=generator)

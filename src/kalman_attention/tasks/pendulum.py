@@ -8,8 +8,8 @@
     targets   sin and cos of the angle at every kept step
 
 Physics, images and noise follow the descriptions of the Recurrent Kalman Network (Becker et al.,
-2019) and of Continuous Recurrent Units (Schirmer et al., 2022); the numbers below are theirs. The
-program is ours, and so are the random numbers: test sets differ from theirs by chance.
+2019) and of Continuous Recurrent Units (Schirmer et al., 2022), whose settings are used. Program
+and random numbers are our own, so test sets differ from theirs by chance.
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,10 @@ SIZE = 24
 """Pixels of an image, in height and in width."""
 
 _SEEDS = {"train": 0, "validation": 1, "test": 2}
-_CANVAS, _LENGTH, _WIDTH = 128, 55.0, 8.0  # rods are drawn large, then made small
-_ANGLES = 4096  # images are looked up: 0.0015 rad is a tenth of a pixel of the canvas
+_CANVAS, _LENGTH, _WIDTH = 128, 55.0, 8.0  # rods are drawn large, then resampled
+# Images are looked up by angle: the resolution of 0.0015 rad moves the end of a rod by a tenth of a
+# pixel of the canvas.
+_ANGLES = 4096
 
 
 class PendulumSequences(NamedTuple):
@@ -36,7 +38,7 @@ class PendulumSequences(NamedTuple):
 
     Attributes:
         images: ``[n, T, 24, 24]`` uint8.
-        times: of the images, in steps of the simulation, ``[n, T]`` float32, increasing.
+        times: times of the images, in steps of the simulation, ``[n, T]`` float32, increasing.
         targets: sine and cosine of the angle, 0 hanging down, ``[n, T, 2]`` float32.
     """
 
@@ -51,16 +53,17 @@ class Pendulum:
 
     Attributes:
         steps: length of a simulation.
-        kept: steps of it that are seen, chosen at random for each sequence.
+        kept: number of observed steps, chosen at random for each sequence.
         step_seconds: time between two steps.
-        substeps: Euler steps in between (semi-implicit).
-        gravity: in m/s^2; the rod is 1 m long, weighs 1 kg and turns about its end.
-        friction: share of the velocity lost per second.
-        velocity_noise: spread of what is added to the velocity at every step, in rad/s.
-        clean_steps: steps of a simulation whose images have no noise.
-        noise_walk: most by which the clearness of images changes from one step to the next.
-        low: clearness at or below this is all noise; drawn for each sequence from this range.
-        high: clearness at or above this is no noise; drawn for each sequence from this range.
+        substeps: semi-implicit Euler steps per step.
+        gravity: in m/s^2; the rod is 1 m long, weighs 1 kg and rotates about its end.
+        friction: fraction of the velocity lost per second.
+        velocity_noise: standard deviation of the noise added to the velocity at every step, in
+            rad/s.
+        clean_steps: number of initial steps whose images have no noise.
+        noise_walk: largest change of the clearness of images from one step to the next.
+        low: range of the threshold at or below which an image is only noise, drawn per sequence.
+        high: range of the threshold at or above which an image has no noise, drawn per sequence.
     """
 
     steps: int = 100
@@ -80,17 +83,17 @@ class Pendulum:
             raise ValueError(f"1 <= kept <= steps must hold, got {self.kept} and {self.steps}.")
         if not self.low[0] <= self.low[1] < self.high[0] <= self.high[1]:
             raise ValueError(
-                f"low must be a range below high, got {self.low} and {self.high}: images are all "
-                "noise at one end and clear at the other."
+                f"low must be a range below high, got {self.low} and {self.high}: images are only "
+                "noise below one threshold and clear above the other."
             )
 
     def generate(self, split: Split, count: int, seed: int = 0) -> PendulumSequences:
-        """Sequences of a split; splits and seeds have random numbers of their own.
+        """Generate sequences of a split; splits and seeds have independent random numbers.
 
         Args:
             split: ``"train"``, ``"validation"`` or ``"test"``.
             count: number of sequences.
-            seed: of the data.
+            seed: random seed of the data.
         """
         rng = np.random.default_rng([_SEEDS[split], seed])
         angles = self.swing(count, rng)
@@ -106,7 +109,7 @@ class Pendulum:
         )
 
     def swing(self, count: int, rng: np.random.Generator) -> Floats:
-        """Angles in rad at every step, ``[count, steps]``: any start, at rest, pushed at random."""
+        """Angles in rad at every step, ``[count, steps]``, from rest at a random angle."""
         angle, velocity = rng.uniform(0.0, 2.0 * np.pi, count), np.zeros(count)
         dt = self.step_seconds / self.substeps
         pull = 3.0 * self.gravity  # m g l over the moment of inertia of a rod, m l^2 / 3
@@ -120,10 +123,10 @@ class Pendulum:
         return np.stack(path, 1)
 
     def clearness(self, count: int, rng: np.random.Generator) -> Floats:
-        """Share of the image in what is seen, ``[count, steps]``; the rest is noise.
+        """Weight of the image against the noise, ``[count, steps]``.
 
-        A walk within [0, 1], cut at two thresholds of the sequence: stretches of clear images
-        alternate with stretches of noise alone.
+        A random walk within [0, 1], clipped at two thresholds per sequence, so that runs of clear
+        images alternate with runs of noise.
         """
         walk = [rng.uniform(0.0, 1.0, count)]
         for _ in range(self.steps - 1):
@@ -136,7 +139,7 @@ class Pendulum:
 
 
 def render(angles: Floats) -> npt.NDArray[np.uint8]:
-    """Images of a rod that hangs from the centre at an angle, ``[...]`` to ``[..., 24, 24]``."""
+    """Images of a rod that hangs from the centre at given angles, ``[..., 24, 24]``."""
     index = np.round(angles * (_ANGLES / (2.0 * np.pi))).astype(np.int64) % _ANGLES
     used, place = np.unique(index, return_inverse=True)
     table = np.stack([_rod(i * (2.0 * np.pi / _ANGLES)) for i in used.tolist()])
@@ -145,7 +148,7 @@ def render(angles: Floats) -> npt.NDArray[np.uint8]:
 
 
 def _rod(angle: float) -> npt.NDArray[np.uint8]:
-    """One image: a rectangle on a large canvas, made small by a filter that keeps it sharp."""
+    """One image: a rectangle on a large canvas, resampled by a filter that keeps it sharp."""
     centre = np.arange(_CANVAS) + 0.5 - _CANVAS / 2
     x, y = centre[None, :], centre[:, None]  # y points down, where the rod hangs at angle 0
     along, across = x * np.sin(angle) + y * np.cos(angle), x * np.cos(angle) - y * np.sin(angle)

@@ -11,4 +11,4 @@
 """
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
-"""What the GPU engines are compiled for by default: A100, H100 and B200."""
+"""Architectures that the GPU engines are compiled for by default: A100, H100 and B200."""

@@ -1,4 +1,4 @@
-"""What ``kla check`` does: which engines work here, how exact they are, what they compile to."""
+"""``kla check``: which engines work here, how accurate they are, what they compile to."""
 
 import importlib
 import importlib.util
@@ -29,7 +29,7 @@ CASES = {
     "shared precision": Case(B=2, T=100, N=8, D=8, share=4),
     "both, packed": Case(B=1, T=150, N=8, D=8, share=2, gaps="token", documents=5),
 }
-"""What ``kla check --run`` computes with every engine that can."""
+"""The calls that ``kla check --run`` computes with every engine that supports them."""
 
 ERROR_HEADER = ("engine", "case", "y, y_var", "belief", "gradients", "verdict")
 
@@ -49,13 +49,13 @@ def show_engines() -> None:
     )
     print(render(["engine", "usable", "what it is"], _engine_rows(device)))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the native engine is missing is said below
+        warnings.simplefilter("ignore")  # a missing native engine is reported below
         print(f"\nauto on {device.type} means: {resolve('auto', device, torch.float32)}")
     _print_native()
 
 
 def here() -> torch.device:
-    """Where tensors are tried: on the GPU, if there is one."""
+    """The device to check: the GPU, if there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -116,7 +116,7 @@ def measure_engines(names: list[str], device: torch.device) -> tuple[bool, list[
 
 
 def _not_yet(name: str, case: Case) -> str | None:
-    """What an engine cannot do yet of a case, or None."""
+    """Why an engine does not support a case, or None."""
     if name != REFERENCE and case.gaps != "none" and not ENGINES[name].gaps:
         return "does not take dt yet"
     if name != REFERENCE and case.share > 1 and not ENGINES[name].shared:
@@ -137,11 +137,11 @@ def _verdict(missed: dict[str, float]) -> str:
 
 
 def show_resources(architectures: Sequence[str], path: Path | None) -> int:
-    """Print what every kernel needs; 1 if nothing could be compiled.
+    """Print the resources of every kernel; return 1 if nothing could be compiled.
 
     Args:
         architectures: such as ``sm_80``.
-        path: where to write the table as Markdown too, or None.
+        path: file for the table as Markdown, or None.
     """
     rows: list[list[str]] = []
     for engine in GPU_ENGINES:
@@ -164,7 +164,7 @@ def show_resources(architectures: Sequence[str], path: Path | None) -> int:
 
 
 def resource_rows(engine: str, found: Sequence[KernelResources]) -> list[list[str]]:
-    """One row per kernel and variant, with the numbers of all architectures side by side."""
+    """One row per kernel and variant, with the numbers of all architectures."""
     groups: dict[tuple[str, str], list[KernelResources]] = {}
     for row in found:
         groups.setdefault((row.kernel, row.variant), []).append(row)
@@ -179,7 +179,7 @@ def _joined(cells: Sequence[object]) -> str:
 
 
 def compile_engine(engine: str, architectures: Sequence[str]) -> list[KernelResources] | str:
-    """Resources of an engine's kernels, or why they cannot be had."""
+    """Resources of an engine's kernels, or why they are not available."""
     if engine not in ENGINES:
         return "this version has no such engine"
     if engine == "triton" and ENGINES[engine].missing is not None:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from kalman_attention.train.schedule import constant, cosine, trapezoidal
 
+# ``threads`` may change rounding, but a run must be able to move to another machine.
 FREE = frozenset(
     {"eval_every", "log_every", "save_every", "save_seconds", "patience", "target", "threads"}
 )

@@ -186,6 +186,7 @@ class _Run:
             self._evaluate(self.evaluate)
             self._save()
         while (reason := self._reason()) is None:
+            # Between updates only: an interrupted update would leave weights of no step.
             if self._interrupted():
                 self._interrupt()
             values = self.updater.update(self.state.step, self.total)
@@ -227,6 +228,7 @@ class _Run:
         # long sequences that are correct, must not select the model of the first evaluation.
         assert self.progress is not None
         state, config = self.state, self.config
+        # The same random numbers in every evaluation: results differ only by the weights.
         seed_global(derive_seed(config.seed, "evaluation"), self.updater.device)
         self.model.eval()
         # Several ranks must stop at the same point, which is the next update.
@@ -272,7 +274,7 @@ class _Run:
         # The previous checkpoint, kept as a fallback, refers to the best step before this one.
         known = {state.best["step"]} if state.best else set()
         if self.log is not None:
-            self.log.sync()
+            self.log.sync()  # before the checkpoint, so that no record up to its step is missing
             stored = {"identity": self.identity, **vars(state)}
             written = write_checkpoint(self.checkpoints, state.step, files, stored)
             self._link(written)

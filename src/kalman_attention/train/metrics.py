@@ -37,6 +37,7 @@ class MetricsLog:
         if unknown:
             raise ValueError(f"unknown board {', '.join(unknown)}. Known: {', '.join(BOARDS)}.")
         path = folder / METRICS
+        # Records after the checkpoint belong to updates that will be repeated.
         if path.exists():
             os.truncate(path, _length_up_to(path, step))
         self._boards = [BOARDS[name](folder, step) for name in boards]

@@ -55,6 +55,7 @@ def load_weights(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         read_checkpoint(folder)  # raises if it is damaged
     else:
         check_folder(folder, [WEIGHTS])
+    # Shared weights are stored once; their other names are not in the file.
     own = distinct_tensors(model)
     shared = set(model.state_dict()) - set(own)
     check_header(read_header(folder / WEIGHTS), model, folder / WEIGHTS, shared)

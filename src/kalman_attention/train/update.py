@@ -67,6 +67,7 @@ class Updater:
             metrics of the loss, which stay on their device.
         """
         self._set_rates(self.config.factor(step, total))
+        # Seeds depend on the step alone, so a resumed run draws the same random numbers.
         seed = derive_seed(self.config.seed, "step", step, *self.parallel.seed_parts)
         seed_global(seed, self.device)
         batches, losses, metrics = self._backward(step)
@@ -108,6 +109,7 @@ class Updater:
             with self._objective.accumulating(last=i == count - 1):
                 with self.autocast():
                     loss, extra = self._objective(batch, self._generator)
+                # Divided here, so that accumulated gradients are those of the mean loss.
                 torch.autograd.backward(loss if count == 1 else loss / count)
             batches.append(batch)
             losses.append(loss.detach())

@@ -9,10 +9,11 @@
 namespace kla {
 namespace KLA_ISA_NAMESPACE {
 
-// Slots replayed at a time: enough chains to hide latency, few enough for the trajectory to stay close.
+// Slots replayed at a time: enough independent chains to hide latency, few enough that the trajectory of a tile
+// (266 KB for 64 tokens of 16 slots with AVX-512) stays in L2. Blocks of 8 were no faster.
 constexpr int64_t kSlotBlock = 16;
 
-// Where what the walk finds per token and channel goes, [B, T, D].
+// Gradients per token and channel that the walk writes, [B, T, D].
 struct Target {
   void* out;
   int64_t dtype;
@@ -21,7 +22,7 @@ struct Targets {
   Target dv, dlam_v, ddt;
 };
 
-// Copies of the rows that cannot be used where they are.
+// Copies of the rows that cannot be used in place.
 template <class T>
 struct ChannelCopies {
   T *dy, *dy_var, *dv, *dlam_v, *ddt;  // [chunk, pitch]
@@ -79,8 +80,8 @@ struct BackwardScratch {
   }
 };
 
-// Sums that several tasks contribute to, each in a place of its own. They know no model and no width of tiles, so
-// that the loops that add them up are compiled once per type.
+// Sums that several tasks contribute to, each in separate memory. They depend neither on the model nor on the
+// width of tiles, so that the loops that add them up are compiled only once per type.
 template <class T>
 struct Partials {
   const Scan& p;
@@ -181,8 +182,8 @@ struct Backward {
       M::template adjoint<T, W, false, SLOTS>(x.in, rows, x.state, d, n0, n1, x.path, first, x.sums);
   }
 
-  // Adds up the lanes of the slot sums, and of what the slots of a block share, which counts 2 k or 2 q times.
-  // Files them under the tokens of the wave.
+  // Adds up the lanes of the slot sums, and of what the slots of a block share, which is multiplied by 2 k or 2 q.
+  // Stores them by the tokens of the wave.
   void store_slot_sums(const T* vectors, const T* shared, const T* factor, Scratch& x, T* out) const {
     const int64_t blocks = x.in.count * p.G, m = block_slots();
     row_sums<kFold>(vectors, blocks * padded(), x.slot_sums);
@@ -244,7 +245,7 @@ struct Backward {
       x.state.load(field, src, at, p.D, d0, size);
     };
     const auto write = [&](auto field, void* dst) { x.state.store(field, dst, r, p.D, d0, size); };
-    const bool last = end == row.chunks();  // nothing of this row has been walked yet
+    const bool last = end == row.chunks();  // the first wave of this row
     if (last) clear_dynamics(r - wave.r0, d0, size);
     read(kA, p.a_bar, 0);
     read(kP, p.p_bar, 0);

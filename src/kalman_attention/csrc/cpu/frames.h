@@ -1,4 +1,4 @@
-// Keys and queries in the frame that turns along (filtering/rotation.py), forward and backward, one pass over time
+// Keys and queries in the rotating frame (filtering/rotation.py), forward and backward, one pass over time
 // each. Frames are products of reflections in float64: over 65,536 tokens they stay orthogonal to 1e-12, and a
 // reflection is its own inverse, so the backward pass walks from the last frame to the first and nothing is stored.
 //
@@ -20,7 +20,7 @@ namespace kla {
 namespace KLA_ISA_NAMESPACE {
 namespace {
 
-// Blocks of m slots in registers and arrays of M >= m, zeros behind: vectors have a fixed length.
+// Blocks of m slots in registers and arrays of size M >= m, padded with zeros, so that vectors have a fixed length.
 template <class T, int M>
 class Frames {
   using Vector = double[M];
@@ -30,7 +30,7 @@ class Frames {
 
  public:
   Frames(const kla_frames_params& params, const kla_frames_grads* grads) : p(params), g(grads) {
-    // Neighbouring blocks share cache lines: a task takes as many as leave no thread idle.
+    // Neighbouring blocks share cache lines, so a task takes as many as possible without leaving a thread idle.
     const int64_t wanted = std::max<int64_t>(1, (threads() + p.R - 1) / std::max<int64_t>(1, p.R));
     size_ = (p.G + wanted - 1) / wanted;
     groups_ = (p.G + size_ - 1) / size_;
@@ -53,7 +53,7 @@ class Frames {
   int64_t size_, groups_;       // blocks of a task, tasks of a row
   std::vector<Block> blocks_;  // of every worker
 
-  // Below some work a second thread costs more than it brings.
+  // With less work than 500,000 operations a second thread costs more than it gains.
   int64_t threads() const {
     const double size = static_cast<double>(p.B) * static_cast<double>(p.T) * static_cast<double>(p.G);
     const double work = size * static_cast<double>(p.m * p.m * (p.n_h + 1)) / 500000;
@@ -104,7 +104,7 @@ class Frames {
       for (int j = 0; j < M; ++j) A[i][j] += x[i] * y[j] - y[i] * x[j];
   }
 
-  // c = 2 / |u|^2; without a direction there is no reflection.
+  // c = 2 / |u|^2; 0 without a direction, which is no reflection.
   double reflection(int64_t b, int64_t t, int64_t h, int64_t n, Vector& u) const {
     load(place(p.u_h, b, t) + (h * p.G + n) * p.m, u);
     double length = 0;

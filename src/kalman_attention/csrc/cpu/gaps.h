@@ -1,5 +1,5 @@
-// The step to a token: decay and noise of one unit of time, or of the gap before it. Those of a gap are
-// computed where they are used and are never in memory.
+// The step to a token: decay and noise of one unit of time, or of the gap before it. Those of a gap are computed
+// where they are used and never stored.
 #ifndef KLA_CPU_GAPS_H
 #define KLA_CPU_GAPS_H
 
@@ -20,9 +20,9 @@ struct Steady {
   KLA_METHOD V predicted(V s) const { return a * (a * s) + p; }
 };
 
-// The same over a gap: a variance moves towards s_inf, which the prior relaxes to, by 1 - a^2 of the way. Over a
-// short gap (near = 1) the change is what is computed, since the digits of 1 - a^2 are not those of a^2, and over
-// many short gaps they add up; over a long one what is left of the distance.
+// The same over a gap: a variance moves towards the stationary s_inf by a fraction 1 - a^2 of the distance. Over a
+// short gap (near = 1) the change is computed, because a^2 does not have the digits of 1 - a^2, and errors would add
+// up over many short gaps; over a long one, the remaining distance.
 template <class V>
 struct Passed {
   V a, near, factor, lost, s_inf;  // e^u, its power of two, a^2 - 1 of a short gap and a^2 of a long one, 1 - a^2
@@ -39,7 +39,7 @@ KLA_INLINE FilterStep<V> filter_token(const Dynamics& to, V phi, V b, V s, V mu)
   return {s_new, (to.a * r) * mu + s_new * b, r};
 }
 
-// The same where the predicted mean m is there anyway: one product less.
+// The same if the predicted mean m is already known: one product less.
 template <class V, class Dynamics>
 KLA_INLINE FilterStep<V> filter_predicted(const Dynamics& to, V phi, V b, V s, V m) {
   V P = to.predicted(s);

@@ -53,15 +53,15 @@ struct SmoothCall {
   }
 };
 
-// Vectors per tile. Two hide the latency of the forward pass, but with long vectors one is enough where there are
-// exponentials to compute, whose constants fill the registers; a backward tile keeps its trajectory in L2,
-// which long vectors would fill with two.
+// Vectors per tile. Two hide the latency of the forward pass. With long vectors one is enough where exponentials are
+// computed, whose constants occupy registers, and in the backward pass, whose trajectory would fill L2 with two: one
+// vector took 26 ms instead of 32 at B=1 T=2048 D=960 N=16.
 constexpr int kForwardWidth = 2, kBackwardWidth = KLA_VECTOR_BYTES == 64 ? 1 : 2;
 
 template <class M, int WIDTH>
 constexpr int kWidth = M::kGaps ? kBackwardWidth : WIDTH;
 
-// Few slots need wide tiles to have enough independent chains.
+// With one or two slots, tiles of four vectors provide enough independent chains.
 template <template <class, class, int> class Call, int WIDTH, class M, class T, class... Args>
 int with_width(const kla_scan_params& p, const Args&... args) {
   if constexpr (M::kKnownSlots)

@@ -1,5 +1,5 @@
-// One token per row through a KLA layer, for decoding: what nn/kla.py says in torch operations, without their
-// overhead, which would be several times the time that the weights take to come from memory.
+// One token per row through a KLA layer, for decoding: the computation of nn/kla.py without the overhead of torch
+// operations, which would take several times as long as reading the weights from memory.
 #ifndef KLA_CPU_LAYER_H
 #define KLA_CPU_LAYER_H
 
@@ -22,7 +22,7 @@ KLA_INLINE void map_row(float* x, int64_t n, F f) {
 }
 
 KLA_INLINE double sum_of_squares(const float* x, int64_t n) {
-  constexpr int64_t kChains = 16;
+  constexpr int64_t kChains = 16;  // independent sums: a single one would wait for each of its additions
   double sums[kChains] = {}, sum = 0;
   int64_t i = 0;
   for (; i + kChains <= n; i += kChains)
@@ -51,7 +51,7 @@ class LayerStep {
     for (int64_t r = 0; r < p.R; ++r) normalise(r);
     Matrix<S>(p.in_proj)
         .multiply(p.R, p.norm ? h : x, wide, p.threads, [&](auto r, auto o, auto count, const float* from) {
-          for (int64_t j = 0; j < count; ++j)  // a piece may begin in the stream and end in the gate
+          for (int64_t j = 0; j < count; ++j)  // a piece may start in the stream and end in the gate
             (o + j < D ? stream + r * deep : gate + r * deep - D)[o + j] = from[j];
         });
     for (int64_t r = 0; r < p.R; ++r) convolve(r);
@@ -74,7 +74,7 @@ class LayerStep {
  private:
   const kla_layer_params& p;
   const int64_t width, wide, D, deep, first;  // first: where the precision begins in the evidence
-  float *x, *h;                               // [R, wide]: the token as it came, and after the norm
+  float *x, *h;                               // [R, wide]: the token, before and after the norm
   float *stream, *gate, *latent;              // [R, deep]
   float* evidence;                            // [R, evidence_proj.out]
   StepScratch<float> token[KLA_FEW_ROWS];
@@ -108,7 +108,7 @@ class LayerStep {
     map_row(u, D, [](Vec<float> v, int64_t) { return silu(v); });
   }
 
-  // The window drops its oldest token and takes in this one; where there is none, it stays.
+  // The window drops its oldest token and appends this one; without a token it stays unchanged.
   void move_window(int64_t r, const S* before) const {
     const int64_t size = (p.K - 1) * D;
     S* after = static_cast<S*>(p.new_window) + r * size;
@@ -117,7 +117,7 @@ class LayerStep {
     if (moves) encode_row(stream + r * deep, D, after + size - D);
   }
 
-  // What the token says and asks: value, precision, key and query.
+  // The evidence of the token and its query: value, precision, key and query.
   void observe(int64_t r) {
     const float* e = evidence + r * p.evidence_proj.out;
     StepScratch<float>& t = token[r];
@@ -141,7 +141,8 @@ class LayerStep {
     for (int64_t n = 0; n < p.N; ++n) to[n] = from[n] * static_cast<float>(scale);
   }
 
-  // The belief is larger than a cache keeps from one token to the next: pieces of channels share its reading.
+  // The belief does not stay in a cache from one token to the next, so threads share the work of reading it, by
+  // pieces of channels. Below 4,096 numbers a second thread gains nothing.
   void filter() {
     constexpr int64_t kChannels = 128;
     kla_scan_params scan{};

@@ -40,8 +40,8 @@ class FlushDenormals {
 #endif
 };
 
-// Torch's own OpenMP pool, found in the process instead of linked: a second pool would spin against
-// torch's on the same cores. Written once, when the library is loaded.
+// Torch's own OpenMP pool, looked up in the process instead of linked: a second pool would compete with
+// torch's for the same cores. Set once, when the library is loaded.
 using GompParallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
 
 struct LoadTime {

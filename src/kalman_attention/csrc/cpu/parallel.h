@@ -1,5 +1,5 @@
-// Runs numbered tasks on several threads. Which thread runs a task is left to chance; what a task
-// computes is not: tasks are fixed by the shape alone and write to places of their own.
+// Runs numbered tasks on several threads. Any thread may run any task, but tasks depend on the shape alone and
+// write to separate memory, so the result is always the same.
 #ifndef KLA_CPU_PARALLEL_H
 #define KLA_CPU_PARALLEL_H
 

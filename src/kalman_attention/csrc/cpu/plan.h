@@ -1,5 +1,5 @@
-// How a call is cut into rows, channel groups and chunks. Everything here follows from the shape alone
-// and never from the number of threads: that is what makes the bits the same for every thread count.
+// How a call is divided into rows, channel groups and chunks. Everything here depends on the shape alone and
+// never on the number of threads, so that the bits are the same for every thread count.
 #ifndef KLA_CPU_PLAN_H
 #define KLA_CPU_PLAN_H
 
@@ -14,7 +14,7 @@
 namespace kla {
 namespace KLA_ISA_NAMESPACE {
 
-// A call whose rows may be cut in time: each into the same number of segments, which then count as rows
+// A call whose rows may be split in time: each into the same number of segments, which then count as rows
 // (R of them; the arrays [R, N, D] are per segment).
 struct Scan : kla_scan_params {
   int64_t segments;
@@ -37,7 +37,7 @@ KLA_INLINE Row whole_row(const kla_scan_params& p, int64_t r) {
   return {0, t0, p.cu_seqlens[r + 1] - t0, t0 / KLA_CHUNK + r};
 }
 
-// Segments are whole chunks, equally many but for the last ones.
+// Segments are whole chunks, the same number in each except the last ones.
 KLA_INLINE Row row_at(const Scan& p, int64_t r) {
   const Row row = whole_row(p, r / p.segments);
   const int64_t step = (row.chunks() + p.segments - 1) / p.segments;
@@ -52,15 +52,17 @@ KLA_INLINE int64_t num_chunks(const Scan& p) {
   return p.cu_seqlens ? p.T / KLA_CHUNK + rows : p.B * ((p.T + KLA_CHUNK - 1) / KLA_CHUNK);
 }
 
-// Into how many segments the rows of a call are cut; 1 means not at all. By the shape alone, with the
-// arithmetic of docs/engines.md: a cut pays from about four threads on, for a call of one or two tiles.
+// Number of segments into which the rows of a call are split; 1 means not at all. A split call takes 2.1 times
+// as long forward on one thread and 1.5 times backward, so with K tiles it pays from about 2 K threads on: more
+// than two tiles would need more threads than most machines have. 16 segments occupy 16 threads; 512 tokens
+// keep the pass over the summaries short compared with a segment.
 KLA_INLINE int64_t segments_of(const kla_scan_params& p, int64_t tile) {
   constexpr int64_t kMostTiles = 2, kMostSegments = 16, kLeastTokens = 512;
   if (p.R * ((p.D + tile - 1) / tile) > kMostTiles || p.T < 8 * kLeastTokens) return 1;
   return std::min(kMostSegments, p.T / kLeastTokens);
 }
 
-// Hands out cache-line aligned arrays from one block; with a null block it only measures.
+// Allocates cache-line aligned arrays from one block; with a null block it only measures.
 class Arena {
  public:
   explicit Arena(char* block) : block_(block) {}
@@ -94,7 +96,7 @@ class Block {
   char* data_ = nullptr;
 };
 
-// Below this much work a second thread costs more than it brings.
+// With less work than this (some 30 us of a forward pass) waking another thread costs more than it gains.
 constexpr int64_t kMinUpdatesPerThread = 100000;
 
 KLA_INLINE int64_t useful_threads(const kla_scan_params& p) {
@@ -103,10 +105,11 @@ KLA_INLINE int64_t useful_threads(const kla_scan_params& p) {
   return std::max<int64_t>(1, cap < static_cast<double>(p.threads) ? static_cast<int64_t>(cap) : p.threads);
 }
 
-// Channels are cut into units; a unit is what dk and dq are first summed over, so its width follows from
-// the shape. A task takes a run of adjacent units: how many is free, since every unit is computed the
-// same way in any company. Long runs touch fewer pages per token, short runs give more tasks. A call with
-// few channels is cut down to single tiles.
+// Channels are divided into units. dk and dq are first summed over a unit, so its width must depend on the
+// shape alone. A task takes a run of adjacent units, of any length, because every unit is computed in the
+// same way. Long runs (up to 192 channels) touch fewer pages per token, short runs give more tasks: four per
+// thread. Units of 64 channels are halved down to single tiles while a call has fewer than 8 of them; 32
+// channels throughout would cost 4.5 % in the backward pass.
 struct Groups {
   int64_t D, unit, units;
   int64_t width, count;  // channels per task, tasks per row
@@ -121,8 +124,8 @@ struct Groups {
   }
   int64_t begin(int64_t g) const { return g * width; }
   int64_t size(int64_t g) const { return std::min(width, D - begin(g)); }
-  // Row length of staged arrays: a little more than the width, because rows a power of two apart would
-  // all fall into the same cache sets.
+  // Row length of staged arrays: a little more than the width, because rows a power of two apart would all
+  // map to the same cache sets.
   int64_t pitch() const { return width + 16; }
 };
 

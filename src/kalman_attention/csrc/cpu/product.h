@@ -1,5 +1,5 @@
-// Products of a few rows with a matrix, for decoding. The matrix lies as nn.Linear stores it, so an output is a dot
-// product with a row of it: every weight is read once, in the order of the memory, which is all that takes time.
+// Products of a few rows with a matrix, for decoding. The matrix is stored as by nn.Linear, so an output is a dot
+// product with one of its rows: every weight is read once, in memory order, which is what takes the time.
 #ifndef KLA_CPU_PRODUCT_H
 #define KLA_CPU_PRODUCT_H
 
@@ -21,12 +21,13 @@ KLA_INLINE Vec<float> load_weights(const BFloat* p) {
   return (Vec<float>)(__builtin_convertvector(load_any<Short>(p), Word) << 16);
 }
 
-// A memory delivers more when it is read in several places at once: so many pieces of a matrix are walked together.
-// Their rows must be pages apart. Rows side by side would be slower than one after the other.
+// Memory delivers more if it is read at several places at once: this is the number of pieces of a matrix that are
+// processed together. Their rows must be pages apart; adjacent rows would be slower than one row at a time. More
+// rows of x need more registers for sums, hence fewer places.
 template <int R>
 constexpr int kPlaces = R == 1 ? 4 : 2;
 
-// Rows of weights, one at each place, times R vectors of n numbers that lie `stride` apart, before lanes are summed.
+// Rows of weights, one at each place, times R vectors of n numbers, `stride` apart, before lanes are summed.
 template <int R, class W>
 KLA_INLINE void dot_lanes(const W* const (&rows)[kPlaces<R>], const float* x, int64_t n, int64_t stride,
                           Vec<float> (&sums)[kPlaces<R>][R]) {
@@ -44,7 +45,7 @@ KLA_INLINE void dot_lanes(const W* const (&rows)[kPlaces<R>], const float* x, in
       for (int r = 0; r < R; ++r) sums[g][r][j - i] += decode(rows[g][j]) * x[r * stride + j];
 }
 
-// A matrix of weights of type W, and how a product with it is cut into tasks: by its shape alone.
+// A matrix of weights of type W, and how a product with it is divided into tasks: by its shape alone.
 template <class W>
 struct Matrix {
   const W *weight, *bias;
@@ -53,7 +54,7 @@ struct Matrix {
   explicit Matrix(const kla_matrix& m)
       : weight(static_cast<const W*>(m.weight)), bias(static_cast<const W*>(m.bias)), out(m.out), in(m.in) {}
 
-  // Outputs [begin, end) of each of the pieces that the matrix is cut into, `apart` rows long.
+  // Outputs [begin, end) of each of the pieces of the matrix, `apart` rows long.
   template <int R, class Sink>
   void task(const float* x, int64_t stride, int64_t apart, int64_t begin, int64_t end, Sink& sink) const {
     constexpr int L = kLanes<float>, P = kPlaces<R>;
@@ -63,7 +64,7 @@ struct Matrix {
       for (int64_t j = 0; j < L; ++j) {
         const W* at[P];
         Vec<float> sums[P][R] = {};
-        // The last piece may be shorter: its last row again, which nobody asks for.
+        // The last piece may be shorter: repeat its last row, whose result is not used.
         for (int g = 0; g < P; ++g) at[g] = weight + std::min(o + j + g * apart, out - 1) * in;
         if (j < count) dot_lanes<R>(at, x, in, stride, sums);
         for (int g = 0; g < P; ++g)
@@ -86,7 +87,7 @@ struct Matrix {
 
   template <int R, class Sink>
   void multiply_rows(const float* x, int64_t stride, int64_t threads, Sink& sink) const {
-    constexpr int64_t kTaskBytes = 128 * 1024;
+    constexpr int64_t kTaskBytes = 128 * 1024;  // some 6 us at 20 GB/s: many times the cost of starting a task
     const int64_t apart = (out + kPlaces<R> - 1) / kPlaces<R>, bytes = out * in * static_cast<int64_t>(sizeof(W));
     const int64_t tasks = std::max<int64_t>(1, std::min(apart, (bytes + kTaskBytes / 2) / kTaskBytes));
     const int64_t rows = (apart + tasks - 1) / tasks;
@@ -94,7 +95,7 @@ struct Matrix {
     parallel_for(threads, KLA_POOL_AUTO, tasks, run);
   }
 
-  // The product with R vectors, `stride` apart; what comes out is handed to sink, from several threads.
+  // The product with R vectors, `stride` apart; results are passed to sink, from several threads.
   template <class Sink>
   void multiply(int64_t R, const float* x, int64_t stride, int64_t threads, Sink sink) const {
     static_assert(KLA_FEW_ROWS == 4, "a case for each number of rows");

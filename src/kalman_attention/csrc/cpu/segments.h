@@ -1,6 +1,6 @@
-// Cutting time, for calls with too few rows and channels to occupy the threads. Three rounds: summarise
-// the segments side by side (segment.h), carry the belief or its adjoint from segment to segment, and run
-// the ordinary pass with the segments as rows. Only what enters a segment comes from a summary.
+// Splitting time, for calls with too few rows and channels to occupy the threads. Three rounds: summarise the
+// segments in parallel (segment.h), carry the belief or its adjoint from segment to segment, and run the ordinary
+// pass with the segments as rows. Only what enters a segment comes from a summary.
 #ifndef KLA_CPU_SEGMENTS_H
 #define KLA_CPU_SEGMENTS_H
 
@@ -52,9 +52,9 @@ struct BackwardDirection {
   }
 };
 
-// What is known of every segment, [R, N, D] or [R, G, D] each. The first-order scan leaves all that belongs to
-// a variance at 0, and the same formulas hold for it. No model and no width of tiles: compiled once per type and
-// direction.
+// The summaries of all segments, [R, N, D] or [R, G, D] each. For the first-order scan everything that belongs to
+// a variance is 0, and the same formulas hold. Independent of the model and of the width of tiles, so compiled
+// only once per type and direction.
 template <class T, class Way>
 struct SegmentArrays {
   T* map[Way::kCount];
@@ -66,7 +66,7 @@ struct SegmentArrays {
     for (T** x : {&mu_in, &mu_out}) *x = arena.take<T>(p.R * p.N * p.D);
   }
 
-  // Only the maps, where the caller wants them: one after the other.
+  // Only the maps, in the caller's memory, concatenated.
   SegmentArrays(T* maps, const Scan& p) : s_in(), mu_in(), s_out(), mu_out() {
     Way::each_field([&](int i, auto field) {
       map[i] = maps;
@@ -191,7 +191,7 @@ class Segments {
     read(kP, p_.p_bar, 0);
     Way::each_field([&](int, auto field) { read(field, nullptr, 0); });
     x.state.fill(kGain, T(1), size);
-    // The forward summary starts from a certain 0, the backward one from the belief it will meet.
+    // The forward summary starts from 0 with certainty, the backward one from the actual belief.
     const bool known = Way::kReverse && row.length > 0;
     read(kMu, known ? p_.checkpoints : nullptr, row.chunk0);
     read(kS, known && Maps::kHasVariance ? saved_variances<T>(p_) : nullptr, row.chunk0);
@@ -251,7 +251,7 @@ int backward_segments(const Scan& p, const kla_scan_grads& g) {
   return KLA_OK;
 }
 
-// The maps of whole rows, one after the other, for callers that cut time themselves.
+// The maps of whole rows, concatenated, for callers that split time themselves.
 template <class M, class T, int W, class Way>
 int summarise_rows(const Scan& p, const kla_scan_grads* g, void* maps) {
   const SegmentArrays<T, Way> x(static_cast<T*>(maps), p);

@@ -1,6 +1,6 @@
-// Smoothing: what the tokens after t say about the latent at t, walked backwards over the chunks that the
-// backward pass replays (filtering/smoothing.py). Precision J and information eta take the places of ds and
-// dmu, the smoothed y and y_var those of dv and dlam_v.
+// Smoothing: what the tokens after t say about the latent at t, computed backwards over the chunks that the backward
+// pass replays (filtering/smoothing.py). Precision J and information eta are stored in place of ds and dmu, the
+// smoothed y and y_var in place of dv and dlam_v.
 #ifndef KLA_CPU_SMOOTH_H
 #define KLA_CPU_SMOOTH_H
 

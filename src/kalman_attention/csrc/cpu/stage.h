@@ -1,5 +1,5 @@
-// The inputs of one chunk and one channel group as small dense arrays of the compute type. Dtypes,
-// strides, masks and ragged channel tails end here; the core loops see none of them.
+// The inputs of one chunk and one channel group as small dense arrays of the compute type. Dtypes, strides, masks
+// and partial tiles are handled here; the core loops see none of them.
 #ifndef KLA_CPU_STAGE_H
 #define KLA_CPU_STAGE_H
 
@@ -12,16 +12,16 @@
 namespace kla {
 namespace KLA_ISA_NAMESPACE {
 
-// Rows of channels, one per live token: the user's own where that is possible, or a copy.
+// Rows of channels, one per real token: the user's memory where possible, otherwise a copy.
 template <class T>
 struct Rows {
   T* data;
   int64_t pitch;
   T* at(int64_t j, int64_t d) const { return data + j * pitch + d; }
 
-  // Rows are pages apart, where no processor looks ahead by itself: each tile asks for the next one, and most
-  // of all for the rows it will write, since a store that waits for its line holds up all those behind
-  // it. After the last channel of an array that is an address outside of it, which is harmless.
+  // Rows are pages apart, beyond the reach of hardware prefetching, so each tile prefetches the next one, above all
+  // the rows that it will write: a store that waits for its cache line delays all those after it. Beyond the last
+  // channel the address is outside of the array, which is harmless for a prefetch.
   KLA_METHOD void prefetch(int64_t j, int64_t d) const { __builtin_prefetch(at(j, d), !std::is_const_v<T>, 2); }
 };
 
@@ -152,7 +152,7 @@ struct Stage {
     }
   }
 
-  // Long sums in several parts side by side: one alone would wait for each of its additions.
+  // Long sums in several independent parts: a single one would wait for each of its additions.
   static constexpr int kParts = 16;
   void add_many_squares(const T* x, int64_t m, T* sums) const {
     for (int64_t i = 0; i < count * G; ++i, x += m) {

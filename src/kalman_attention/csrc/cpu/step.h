@@ -1,5 +1,5 @@
-// A single token per row, for decoding: no stage, no tiles, no copies of the belief. The arrays of the belief
-// are streamed once, in memory order, and y is collected in a row that stays in L1.
+// A single token per row, for decoding: without staging, tiles or copies of the belief. The arrays of the belief are
+// read once, in memory order, and y is accumulated in a row that stays in L1.
 #ifndef KLA_CPU_STEP_H
 #define KLA_CPU_STEP_H
 

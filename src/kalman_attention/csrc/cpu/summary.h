@@ -1,5 +1,5 @@
-// What a segment of tokens does, continued over one staged chunk and one tile (segment.h): the numbers that
-// let time be cut. One loop for slots with and without a variance of their own; few calls need it.
+// The summary of a segment of tokens, continued over one staged chunk and one tile (segment.h): the numbers that
+// allow time to be split. One loop for slots with and without a shared variance, because few calls need it.
 #ifndef KLA_CPU_SUMMARY_H
 #define KLA_CPU_SUMMARY_H
 

@@ -1,7 +1,7 @@
-// The backward pass in waves. dk and dq sum over channels: every unit of channels writes partial sums of
-// its own, and a second round adds them in unit order, so no atomics and one fixed order. To keep the
-// partials small, and in cache, a call is cut into waves: chunks [c0, c1) of rows [r0, r1). Between two
-// waves of a row its adjoint waits in dmean_0 and dvariance_0.
+// The backward pass in waves. dk and dq are sums over channels: every unit of channels writes its own partial
+// sums, and a second round adds them in the order of the units, without atomics and always in the same order. To
+// keep the partial sums small, and in cache, a call is divided into waves: chunks [c0, c1) of rows [r0, r1).
+// Between two waves of a row its adjoint is stored in dmean_0 and dvariance_0.
 #ifndef KLA_CPU_WAVES_H
 #define KLA_CPU_WAVES_H
 
@@ -21,8 +21,8 @@ struct Wave {
 class Waves {
  public:
   Waves(const Scan& p, const Groups& groups) : p_(p) {
-    constexpr int64_t kPartials = 1 << 20;  // numbers for dk, and as many for dq
-    constexpr int64_t kTasks = 128;         // enough for the widest machine, few enough for memory
+    constexpr int64_t kPartials = 1 << 20;  // numbers for dk, and the same for dq: 8 MB in float32, which L3 holds
+    constexpr int64_t kTasks = 128;         // occupies large machines without using much memory
     budget_ = std::max<int64_t>(kPartials / (groups.units * p.N), 4 * KLA_CHUNK);
     max_rows_ = std::min(p.R, std::max<int64_t>(1, kTasks / groups.units));
   }
@@ -33,8 +33,8 @@ class Waves {
     return std::min(all, std::max(budget_, max_rows_ * 4 * KLA_CHUNK));
   }
 
-  // Rows [r0, end) share their waves. Batch rows are about equally long and are sliced in time together;
-  // documents are taken whole, and one that is too long is sliced by itself.
+  // Rows [r0, end) share their waves. Batch rows have equal lengths and are split in time together; documents are
+  // taken whole, except that one that is too long is split by itself.
   int64_t rows_end(int64_t r0) const {
     if (!p_.cu_seqlens) return std::min(p_.R, r0 + max_rows_);
     int64_t r1 = r0 + 1;

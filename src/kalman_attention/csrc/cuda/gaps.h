@@ -1,9 +1,9 @@
-// Decay and noise of a step: one for all tokens, or over the time that passes before each of them.
+// Decay and noise of a step: the same for all tokens, or over the time that passes before each of them.
 //
-// The decay over a short gap is kept as what it takes away, u = 1 - exp(-L dt) with L = -log a_bar, which has
-// all its digits where steps are small; so has the time h that the noise of a gap counts for, the integral of
-// exp(-2 L t) from 0 to dt = u (1 - u / 2) / L. The noise of a gap is p_bar h(dt) / h(1). Without decay
-// u = 0 and h = dt; a gap of 0 has u = h = 0, so that a step over it changes nothing. See Fading in lane.h.
+// The decay over a short gap is represented by what decays, u = 1 - exp(-L dt) with L = -log a_bar, which has all
+// its digits where steps are small. So has the effective time h of the noise of a gap, the integral of exp(-2 L t)
+// from 0 to dt, u (1 - u / 2) / L. The noise of a gap is p_bar h(dt) / h(1). Without decay u = 0 and h = dt; a gap
+// of 0 has u = h = 0, so a step over it is the identity. See Fading in lane.h.
 #ifndef KLA_CUDA_GAPS_H
 #define KLA_CUDA_GAPS_H
 
@@ -45,14 +45,14 @@ KLA_DEVICE Gap<T> gap(T L, T half, T dt) {
   KLA_UNROLL
   for (int j = kMeanTerms<T>; j > 0; --j) series = T(1) - z * (T(1) / T(j + 1)) * series;
   const bool small = z < T(0.5);
-  // Nothing is left of what decays by more than the smallest number, but the sign must stay.
+  // Nothing visible remains after a long gap, but the number must not underflow to 0, because its sign matters.
   const T left = exponential(-(z < T(80) ? z : T(80)));
   const T u = small ? z * series : T(1) - left;
   const T time = small ? dt * series : 2 * (u * half);
   return {small ? u : -left, time - T(0.5) * (u * time)};
 }
 
-// From this rate on, over half a variance decays in one unit.
+// Beyond this rate over half of a variance decays in one unit of time, and another form of the gradient is accurate.
 constexpr double kFastRate = 0.375;
 
 template <class T>

@@ -14,12 +14,13 @@ namespace kla {
 
 constexpr int kSumThreads = 128;
 
-// A thread has fewer variances than slots where they share them, so more slots fit into its registers. A
-// block of threads has room for 64 slots: what they add up over channels takes shared memory.
+// With shared variances a thread has fewer of them than slots, so more slots fit into its registers. A block of
+// threads has at most 64 slots, because their sums over channels take shared memory.
 template <class C>
 constexpr int kBackwardSlots = C::kShared && !C::kDouble ? 4 : 2;
-// Doubles take twice the room: half the threads, so that shared memory stays below 48 KiB, and half the
-// tokens at a time, so that the beliefs of a part stay in registers.
+// Doubles take twice the memory: half the threads, so that shared memory stays below 48 KiB, and half the tokens
+// at a time, so that the beliefs of a part stay in registers. kPart is the square root of a chunk: the beliefs
+// before the parts and those of one part are fewest then.
 template <class C>
 constexpr int kBackwardThreads = C::kDouble ? 64 : 128;
 template <class C>
@@ -30,8 +31,8 @@ constexpr int kBackwardBlocks = C::kGaps ? 3 : C::kShared ? 2 : 4;
 template <class C>
 using BackwardLanes = Lanes<C, kBackwardSlots<C>, kBackwardThreads<C>>;
 
-// kPart tokens in shared memory, with the gradients by their outputs. In the exact pass dy becomes the sum
-// of k db over slots, v that of dlam_v and dt that of ddt, as lam_v v becomes y in the forward pass.
+// kPart tokens in shared memory, with the gradients with respect to their outputs. In the exact pass dy becomes
+// the sum of k db over slots, v that of dlam_v and dt that of ddt, as lam_v v becomes y in the forward pass.
 template <class C>
 struct Tokens {
   using T = typename C::T;
@@ -186,8 +187,9 @@ KLA_DEVICE void replay_path(const Part<C>& part, const BackwardLanes<C>& at, con
   }
 }
 
-// What decay, noise and gap of one step get. s and mu_g are the variance before it and the sum of mu dm over
-// slots, dm the adjoint of the predicted mean; dP that of the predicted variance, 0 but in one thread of a block.
+// Gradients of decay, noise and gap of one step. s is the variance before it and mu_g the sum of mu dm over slots,
+// where dm is the adjoint of the predicted mean; dP is that of the predicted variance, 0 in all but one thread of
+// a block.
 template <class T, int O>
 KLA_DEVICE void dynamics_back(const Dynamics<T, false, O>& x, int o, T, T s, T mu_g, T dP, T& da, T& dp, T&) {
   const T a_dP = x.a[o] * dP;
@@ -210,7 +212,7 @@ KLA_DEVICE void dynamics_back(const Dynamics<T, true, O>& x, int o, T dt, T s, T
   ddt += a * (a * ((x.p[o] - 2 * L * s) * dP)) - L * (a * mu_g);
 }
 
-// Walks one part backwards with the adjoints, and collects what every input gets.
+// Walks one part backwards with the adjoints, and collects all gradients.
 template <class C, bool VAR>
 KLA_DEVICE void adjoint(Part<C>& part, const BackwardLanes<C>& at, const Path<C>& path, Backward<C>& x) {
   using T = typename C::T;
@@ -305,7 +307,7 @@ KLA_DEVICE void chunk_back(const Params& p, const BackwardLanes<C>& at, Int t, P
     __syncthreads();
     Path<C> path;
     replay_path<C>(part, at, x, path);
-    __syncwarp();  // or the compiler keeps the evidence of both walks in registers, and spills
+    __syncwarp();  // otherwise the compiler keeps the evidence of both walks in registers, and spills
     adjoint<C, VAR>(part, at, path, x);
     __syncthreads();
     part.store_channels(p, at, t + h * kPart<C>);
@@ -355,8 +357,8 @@ KLA_DEVICE void backward(const Params& p) {
   at.store_blocks(p, p.dynamics_parts, p.segments + at.number, dp);
 }
 
-// What a segment does to the adjoint that arrives at its end, as the AdjointMap of segment.h, found in one
-// walk forward. The first segment of a row needs none.
+// The effect of a segment on the adjoint that arrives at its end, as the AdjointMap of segment.h, computed in one
+// forward pass. The first segment of a row needs none.
 template <class C, bool VAR>
 KLA_DEVICE void summarise_back(const Params& p) {
   using T = typename C::T;
@@ -442,7 +444,7 @@ KLA_DEVICE void link_back(const Params& p) {
   }
 }
 
-// dk and dq from the sums of the channel blocks, block after block.
+// dk and dq: the sums of the channel blocks, added in order.
 template <class C>
 KLA_DEVICE void sum_slots(const Params& p) {
   using T = typename C::T;
@@ -461,7 +463,7 @@ KLA_DEVICE void sum_slots(const Params& p) {
   else write(which == 0 ? p.dk : p.dq, which == 0 ? p.k.dtype : p.q.dtype, token * p.N + n, sum);
 }
 
-// da_bar and dp_bar from the sums of the segments, one after another.
+// da_bar and dp_bar: the sums of the segments, added in order.
 template <class T>
 KLA_DEVICE void sum_dynamics(const Params& p) {
   const Int lanes = p.G * p.D, index = static_cast<Int>(blockIdx.x) * kSumThreads + threadIdx.x;

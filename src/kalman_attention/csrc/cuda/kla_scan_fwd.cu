@@ -1,6 +1,6 @@
-// Forward pass. A block owns the lanes of some channels of one segment and walks time; beliefs stay in
-// registers, tokens pass through shared memory. With one segment per row that is the lane-serial
-// schedule. The time-split schedule cuts rows into more segments: kla_summarise finds what each does to
+// Forward pass. A block owns the lanes of some channels of one segment and processes its tokens in order; beliefs
+// stay in registers, tokens pass through shared memory. With one segment per row that is the lane-serial
+// schedule. The time-split schedule divides rows into more segments: kla_summarise computes the effect of each on
 // any belief, kla_link passes beliefs from segment to segment, then kla_forward replays them all exactly.
 //
 // Compiled once per arithmetic type (KLA_T), number of threads per channel (KLA_GROUP), and for slots that
@@ -11,7 +11,7 @@ namespace kla {
 
 constexpr int kForwardThreads = 128, kForwardSlots = 4, kLinkThreads = 128;
 constexpr int kStepThreads = 128, kStepWarps = kStepThreads / 32;
-// Blocks per multiprocessor: as many as the registers allow without spills.
+// Blocks per multiprocessor: as many as the registers allow without spills, according to ptxas.
 template <class C>
 constexpr int kForwardBlocks = C::kDouble ? (C::kGaps ? 2 : 3) : C::kGaps ? 5 : C::kShared ? 6 : 8;
 template <class C>
@@ -144,7 +144,7 @@ KLA_DEVICE void forward(const Params& p) {
   }
 }
 
-// What a segment does to any belief, as the FilterMap of segment.h: s, gain and J for the variances of a
+// The effect of a segment on any belief, as the FilterMap of segment.h: s, gain and J for the variances of a
 // thread, mu and eta for its slots. The last segment of a row needs none.
 template <class C>
 KLA_DEVICE void summarise(const Params& p) {

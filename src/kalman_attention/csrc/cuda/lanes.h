@@ -1,9 +1,9 @@
-// Who works on what. A lane is one slot n of one channel d. A group of threads of a warp shares a channel,
-// and each owns SLOTS neighbouring slots; the other lanes of the warp are neighbouring channels.
+// The division of work. A lane is one slot n of one channel d. A group of threads of a warp shares a channel, and
+// each owns SLOTS neighbouring slots; the other lanes of the warp are neighbouring channels.
 //
-// Where slots share a variance, the slots of a thread belong to one block, and a block takes a power of two
-// of threads: some places may be empty. Each of them has the variance of the block, found from what all know,
-// |k|^2; only adjoints have to be added up over them.
+// Where slots share a variance, the slots of a thread belong to one block, and a block takes a power of two of
+// threads, so some places may be empty. Each of these threads computes the variance of the block by itself, from
+// |k|^2 in shared memory; only adjoints have to be summed over them.
 #ifndef KLA_CUDA_LANES_H
 #define KLA_CUDA_LANES_H
 
@@ -207,9 +207,9 @@ struct Lanes {
   KLA_DEVICE Int dense(const Params& p, Int t) const { return segment.b * p.T + segment.t + t; }
 };
 
-// Sums each of COUNT values over the lanes of a warp that differ in the bits STEP, 2 STEP ... END / 2.
-// While there are several values, partners hand each other half of them, so that n values take n - 1
-// shuffles and not n log n. Afterwards a lane has the sums number `first` (returned) to first + kKept;
+// Sums each of COUNT values over the lanes of a warp that differ in the bits STEP, 2 STEP ... END / 2. As long as
+// there are several values, partners exchange half of them, so that n values take n - 1 shuffles instead of
+// n log n. Afterwards a lane has the sums number `first` (returned) to first + kKept;
 // `owner` picks one lane for each.
 template <int COUNT, int STEP, int END>
 struct WarpSum {

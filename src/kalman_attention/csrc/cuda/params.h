@@ -1,5 +1,5 @@
-// What a launch is told, and how it is cut into segments. One struct for all kernels, passed by value;
-// every field is eight bytes wide, so that ops/cuda/params.py can pack it from plain integers.
+// The arguments of a launch, and its division into segments. One struct for all kernels, passed by value; every
+// field is eight bytes wide, so that ops/cuda/params.py can pack it from plain integers.
 #ifndef KLA_CUDA_PARAMS_H
 #define KLA_CUDA_PARAMS_H
 
@@ -51,13 +51,13 @@ struct Params {
   void *y, *y_var;         // [B, T, D] in the dtype of v
   void *mean, *variance;   // [R, N, D], [R, G, D]
   void* checkpoints;       // [2, chunks, N, D] or null; the variance of a block is there for every slot
-  void* summaries;         // what a segment does to beliefs [5, segments, N, D] or to adjoints [4, ...]
+  void* summaries;         // maps of segments, for beliefs [5, segments, N, D] or for adjoints [4, ...]
   void* borders;           // [2, segments, N, D]: beliefs where segments start, adjoints where they end
   void* channel_sums;      // [2 or 3, B, T, D]: sums over the slots of earlier launches
   Array dy, dy_var;        // [B, T, D], data may be null
   const void *dmean, *dvariance;  // [R, N, D], [R, G, D]; may be null
   void *dv, *dlam_v;       // [B, T, D] in the dtypes of the inputs
-  void *dk, *dq;           // [B, T, N] likewise
+  void *dk, *dq;           // [B, T, N] in the dtypes of the inputs
   void *da_bar, *dp_bar;   // [G, D]
   void *dmean_0, *dvariance_0;  // [R, N, D], [R, G, D]
   void* ddt;               // [B, T, D], whatever the width of dt
@@ -66,7 +66,7 @@ struct Params {
   void* dynamics_parts;    // [2, segments, G, D]: da and dp per segment
 };
 
-// A run of tokens of one row (or document) that one block walks through.
+// A run of tokens of one row (or document) that one block processes.
 struct Segment {
   bool used, first, last;  // used: it exists; first, last: of its row
   Int row, b;              // row of the state arrays, row of the token arrays

@@ -15,6 +15,8 @@ from kalman_attention.filtering.segment import AdjointMap, FilterMap
 from kalman_attention.ops.contract import DTYPES, NO_ARRAY, ScanInputs, array, at, dense, rows
 from kalman_attention.ops.cpu.library import ABI_VERSION, ISA, POOL, check, load
 
+# The words of kla_scan_params and, below, of kla_scan_grads; a change of either raises the version
+# of the interface.
 PARAMS = struct.Struct("=47q")
 KALMAN, LINEAR = 0, 1
 """Models. ``csrc/kla_scan.h`` says which field holds which letter of the linear scan."""

@@ -23,6 +23,7 @@ from kalman_attention.ops.contract import CHUNK, ScanInputs
 ENOUGH_THREADS = 65_536
 """Threads that keep a large device busy."""
 
+# Checkpoints are per chunk, so segments are whole chunks.
 MIN_SPAN = 2 * CHUNK
 """Tokens of the shortest segment."""
 
@@ -41,6 +42,7 @@ slots that share a variance in float32."""
 LARGEST_BLOCK = 64
 """Most slots that can share a variance: the slots of a block of threads in the backward pass."""
 
+# Their work per thread is small and needs no cooperation, so any usual size would do.
 LINK_THREADS = SUM_THREADS = 128
 """Threads per block of the small kernels."""
 

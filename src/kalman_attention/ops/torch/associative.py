@@ -52,7 +52,7 @@ def _replay(
     """Filter every chunk from its initial belief: outputs ``[R, C, CHUNK, D]``, final beliefs."""
     y = torch.empty_like(rows.v)
     y_var = torch.empty_like(rows.v) if return_variance else None
-    state = starts
+    state = starts  # [R, C, G, m, D]: all chunks advance together
     for t in range(CHUNK):
         phi, b = block_evidence(rows.k[:, :, t], rows.v[:, :, t], rows.lam_v[:, :, t])
         state = where(rows.real[:, :, t], moment.step(state, *rows.dynamics(t), phi, b), state)

@@ -48,7 +48,7 @@ class ExpandedEngine:
         if rows.dt is not None:
             a, p = transition(a, p, rows.dt.double().flatten(1, 2))
         a_bar, p_bar = torch.where(real, a, 1.0), torch.where(real, p, 0.0)
-        path = self._beliefs(a_bar, p_bar, phi, b, state_0)
+        path = self._beliefs(a_bar, p_bar, phi, b, state_0)  # [R, T, N, D] twice
         path = KLAState(*(torch.cat(pair, dim=1) for pair in zip(state_0, path, strict=True)))
         dtype = inputs.compute_dtype
         starts = KLAState(*(x[:, :-1:CHUNK].unsqueeze(-2) for x in path))

@@ -43,6 +43,7 @@ SPAN = 16
 def forward(inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanResult:
     """Scan the variances, carry the means from span to span, read out every span."""
     rows, dtype = to_rows(inputs), inputs.compute_dtype
+    # Variances first, as if every block had one slot; then the means, given the gates.
     narrow = _narrow(rows)
     starts = chunk_starts(chunk_filters(narrow), narrow.state_0)
     path = _path(narrow, starts)
@@ -113,13 +114,14 @@ class Spans(NamedTuple):
     @classmethod
     def of(cls, rows: Rows, path: Path) -> "Spans":
         """Gates and writes along a path of variances."""
-        c = torch.where(path.real, path.a * path.r, 1.0)
+        c = torch.where(path.real, path.a * path.r, 1.0)  # padding keeps the mean as it is
         w = path.s * (rows.lam_v * rows.v).unsqueeze(-2)
         return cls(*(_to_spans(x) for x in (rows.q, rows.k, c, w)))
 
     @property
     def after(self) -> Tensor:
         """Product of the gates of all later tokens of the span."""
+        # By a reversed cumulative product: dividing by a prefix product would overflow.
         later = torch.cat([self.c[..., 1:, :], torch.ones_like(self.c[..., :1, :])], -2)
         return later.flip(-2).cumprod(-2).flip(-2)
 
@@ -145,13 +147,14 @@ class Spans(NamedTuple):
         Returns:
             Also F_t for every t: the read-outs of this and of later queries before token t writes.
         """
+        # meets: q_u . k_t, [R, J, G, SPAN, SPAN]; asked: F_t(u) for the queries u >= t.
         meets, asked, found, y = self.q @ self.k.mT, self.q @ before, [], []
         for t in range(SPAN):
             found.append(asked)
             asked = self.c[..., t : t + 1, :] * asked
             asked = asked + meets[..., t:, t : t + 1] * self.w[..., t : t + 1, :]
             y.append(asked[..., 0, :])
-            asked = asked[..., 1:, :]
+            asked = asked[..., 1:, :]  # query t is done
         return torch.stack(y, -2), found
 
     def pull_back(self, chunks: Tensor, dy: Tensor, last: Tensor) -> "MeanGrads":
@@ -166,6 +169,7 @@ class Spans(NamedTuple):
         before = self._between(chunks)
         first, arriving = self._arriving(dy, last)
         inside = self._mirror(before, arriving, dy)
+        # Inside a span through pairs of tokens, outside through the means at its two ends.
         dq = inside.pairs @ self.k + (self.c.cumprod(-2) * dy) @ before.mT
         dk = inside.pairs.mT @ self.q + (self.after * self.w) @ arriving.mT
         return MeanGrads(
@@ -264,6 +268,7 @@ def _collect(
     s, s_prev, a, r, real = path
     v, lam_v = rows.v.unsqueeze(-2), rows.lam_v.unsqueeze(-2)
     k2, q2 = ((x * x).sum(-1, keepdim=True) for x in (rows.k, rows.q))
+    # <k, dmu> and r <mean before, dmu>: all that the rules need of the slots.
     dk_mu, r_mu = means.along_key, torch.where(real, r * means.along_mean, 0.0)
     own = q2 * dy_var.unsqueeze(-2) if dy_var is not None else torch.zeros_like(s)
     surprise = lam_v * (v * (r * dk_mu) - k2 * (a * r_mu))  # r <e, dmu>
@@ -311,6 +316,7 @@ def _variance_adjoints(
     end = last.squeeze(-2).unsqueeze(1)
     if path.s.shape[1] == 0:
         return torch.zeros_like(path.s), last
+    # ds -> c^2 ds + a^2 r (r own + surprise), an affine map per token; identity at padding.
     c = path.a * path.r
     maps = Affine(
         torch.where(path.real, c * c, 1.0),

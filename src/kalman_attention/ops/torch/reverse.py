@@ -51,6 +51,7 @@ def backward(
     dy_rows = None if dy is None else rows.layout.gather(dy, dtype)
     dy_var_rows = None if dy_var is None else rows.layout.gather(dy_var, dtype)
     starts = rows.layout.load(checkpoints, dtype)
+    # Held for all chunks at once: the backward pass of the torch engines needs O(T N D) memory.
     steps = list(replay(rows, starts))
     added = list(sources(rows, dy_rows, dy_var_rows))
     maps = chunk_adjoints(steps, added, starts)

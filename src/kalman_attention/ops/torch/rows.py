@@ -141,7 +141,8 @@ def _layout(inputs: ScanInputs) -> tuple[Layout, Tensor]:
         bounds = inputs.cu_seqlens.to(device=device, dtype=torch.int64)
         first, lengths = bounds[:-1], bounds.diff()
         slots = first // CHUNK + torch.arange(len(lengths), device=device)
-        longest = int(lengths.max())
+        longest = int(lengths.max())  # a synchronisation on a device, once per call
+    # Rows are padded to whole chunks of the longest.
     offset = torch.arange(-(-longest // CHUNK) * CHUNK, device=device)
     index = torch.where(offset < lengths.unsqueeze(1), first.unsqueeze(1) + offset, -1)
     real = index >= 0

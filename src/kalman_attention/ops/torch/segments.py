@@ -165,7 +165,7 @@ def _combined(maps: Map, like: KLAState) -> Map:
     """One map of all chunks, ``[R, G, m, D]``: combine neighbours in pairs until one is left."""
     if maps.gain.shape[1] == 0:
         return type(maps).identity_like(like)
-    while (C := maps.gain.shape[1]) > 1:
+    while (C := maps.gain.shape[1]) > 1:  # an odd last map waits for the next round
         first, second = (type(maps)(*(x[:, i : C - C % 2 : 2] for x in maps)) for i in (0, 1))
         pairs = second.compose(first)
         rest = (x[:, C - C % 2 :] for x in maps)

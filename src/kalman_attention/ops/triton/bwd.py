@@ -128,7 +128,7 @@ def adjoint_kernel(
     TILE: tl.constexpr = BLOCK_G * BLOCK_M * BLOCK_D
     coarse = path + tl.program_id(0).to(tl.int64) * (2 * (WINDOWS + WINDOW) * TILE)
     fine = coarse + 2 * WINDOWS * TILE
-    for back in range(0, c1 - c0):
+    for back in range(0, c1 - c0):  # chunks, from the last to the first
         c = c1 - 1 - back
         begin = first + c * CHUNK
         stop = tl.minimum(begin + CHUNK, end)
@@ -142,7 +142,7 @@ def adjoint_kernel(
         )  # fmt: skip
         da, dp = tl.zeros_like(p), tl.zeros_like(p)
         windows = tl.cdiv(stop - begin, WINDOW)
-        for back_w in range(0, windows):
+        for back_w in range(0, windows):  # windows of the chunk, from the last to the first
             w = windows - 1 - back_w
             begin_w = begin + w * WINDOW
             stop_w = tl.minimum(begin_w + WINDOW, stop)
@@ -154,7 +154,7 @@ def adjoint_kernel(
                 a, p, half, mu, s, fine, batch, begin_w, stop_w, n, d, lane, block_lane, N, D,
                 1, TILE, DTYPE,
             )  # fmt: skip
-            for back_t in range(0, stop_w - begin_w):
+            for back_t in range(0, stop_w - begin_w):  # tokens of the window, backwards
                 t = stop_w - 1 - back_t
                 mu = tl.load(fine + 2 * (t - begin_w) * TILE + lane)
                 s = tl.load(fine + (2 * (t - begin_w) + 1) * TILE + block_lane)
@@ -331,6 +331,7 @@ def backward(
     else:
         incoming = _incoming(inputs, tokens, upstream, cut, saved)
     dv, dlam_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs[2:4])
+    # Per block of channels, added up afterwards in a fixed order: no atomics.
     dk, dq = like.new_empty(2, cut.blocks, B, T, N)
     dynamics = like.new_zeros(2, R, cut.segments, G, D, dtype=torch.float64)
     first = torch.empty_like(like), torch.empty_like(tokens.state_0[1])

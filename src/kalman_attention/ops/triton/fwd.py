@@ -79,12 +79,14 @@ def filter_kernel(
     mu = tl.load(mean_starts + number * size + at, mask=has, other=0.0)
     s = tl.load(variance_starts + number * size_g + at_g, mask=has_g, other=0.0)
     for c in range(c0, c1):
+        # The contract has a variance for every slot, so a shared one is stored for each.
         if saved is not None:
             tl.store(saved + (chunk_0 + c) * size + at, mu, mask=has)
             every_s = tl.broadcast_to(s, (BLOCK_M, BLOCK_G, BLOCK_D))
             tl.store(saved + (chunks + chunk_0 + c) * size + at, every_s, mask=has)
         for t in range(first + c * CHUNK, tl.minimum(first + (c + 1) * CHUNK, end)):
             real = token_is_real(mask, mask_sb, mask_st, batch, t, end)
+            # At padding nothing is loaded: its memory may hold anything, even NaN.
             keep_n, keep_d = n < tl.where(real, N, 0), d < tl.where(real, D, 0)
             k_t, v_t, lam_v_t = observe(
                 k, v, lam_v, k_sb, k_st, v_sb, v_st, lam_v_sb, lam_v_st,

@@ -93,7 +93,7 @@ class Recall(Task):
         noisy = self._noisy_slots(count, pairs, generator)
         first = _first_slots(keys, noisy, self.num_keys)
         # The last pair queries one of the keys that were shown, all equally likely.
-        shown = (first < pairs - 1).float()
+        shown = (first < pairs - 1).float()  # [count, num_keys]
         keys[:, -1] = torch.multinomial(shown, 1, generator=generator).squeeze(1)
         # One value per key and row, drawn in advance: equivalent to drawing it when the key first
         # appears.

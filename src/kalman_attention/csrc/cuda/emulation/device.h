@@ -1,8 +1,8 @@
 // The parts of CUDA that the kernels use, on the host, so that the unchanged .cu files run in tests.
 //
-// Blocks run one after another. The threads of a block are fibers: each runs until it meets a barrier or
-// a shuffle and then hands over to the next. With a seed the order is drawn anew at every turn, so that a
-// missing barrier shows. Shared memory starts as NaN in every block.
+// Blocks run one after another. The threads of a block are fibers: each runs until it reaches a barrier or a
+// shuffle and then yields to the next. With a seed the order is drawn at random every time, which reveals missing
+// barriers. Shared memory is initialised to NaN in every block.
 #ifndef KLA_CUDA_EMULATION_DEVICE_H
 #define KLA_CUDA_EMULATION_DEVICE_H
 

@@ -123,7 +123,7 @@ void Machine::start_fibers(unsigned block) {
   }
 }
 
-// False if the block cannot go on: its threads wait for one another at different places.
+// False if the block is deadlocked: its threads wait for one another at different places.
 bool Machine::run_block(unsigned block) {
   free(shared);
   shared = nullptr;
@@ -200,7 +200,7 @@ uint64_t exchange(uint64_t bits, int mask) {
 
 // Runs a kernel over `blocks` blocks; `seed` other than 0 draws the order of the threads.
 // Returns 0, 1 if there is no such kernel, 2 for another number of threads or size of the struct, 3 if
-// the threads of a block wait for one another for ever.
+// the threads of a block are deadlocked.
 extern "C" __attribute__((visibility("default"))) int kla_emulate(const char* program, const char* name,
                                                                   int64_t blocks, int64_t threads,
                                                                   const void* params, int64_t bytes,
