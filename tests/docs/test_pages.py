@@ -4,12 +4,14 @@ import re
 import shlex
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import kalman_attention
 from kalman_attention.cli.main import main, parse
+from kalman_attention.models.mixers import MIXERS
 from tests.data.small import text
 from tests.docs.markdown import PAGES, ROOT, anchors, blocks, commands, links, name_of
 
@@ -55,7 +57,16 @@ def test_a_broken_link_is_noticed(target: str, leads: bool) -> None:
     assert leads_somewhere(ROOT / "docs" / "engines.md", target) is leads
 
 
-@pytest.mark.usefixtures("no_flush")
+@pytest.fixture
+def own_mixers() -> Iterator[None]:
+    """Mixers that a page registers are gone for the tests after it."""
+    before = dict(MIXERS)
+    yield
+    MIXERS.clear()
+    MIXERS.update(before)
+
+
+@pytest.mark.usefixtures("no_flush", "own_mixers")
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = blocks(page.read_text(), "python")

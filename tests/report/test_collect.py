@@ -83,7 +83,7 @@ def test_every_label_has_a_place_in_print():
     [
         ({"verdict": "maybe"}, "verdict in .* must be one of confirmed, refuted, open"),
         ({"claim": 3}, "claim in .* must be text"),
-        ({"colour": "red"}, "has fields unknown"),
+        ({"colour": "red"}, "has unknown fields"),
     ],
 )
 def test_verdicts_are_checked(tmp_path, change, told):
