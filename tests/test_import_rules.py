@@ -13,13 +13,14 @@ from kalman_attention.ops.engines import ENGINES, REFERENCE
 PACKAGE = Path(__file__).parents[1] / "src" / "kalman_attention"
 NAME = "kalman_attention"
 
-_COMMON = ("_files", "_processes", "_progress", "_tables")
+_COMMON = ("_extras", "_files", "_processes", "_progress", "_tables")
 _MIXERS = ("_text", "_typing", "filtering", "ops")
 _LAYERS = (*_MIXERS, "nn", "baselines", "losses", "_reading")
 _RUNS = (*_COMMON, *_LAYERS, "published", "models", "tasks", "data")
 _SHOWN = ("benchmarks", "explorer", "plots", "recipes", "report")
 
 MAY_IMPORT = {
+    "_extras": (),
     "_files": (),
     "_processes": (),
     "_progress": ("_text",),

@@ -1,5 +1,6 @@
 """Verdicts against counting by hand."""
 
+import importlib
 import itertools
 
 import numpy as np
@@ -91,6 +92,6 @@ def test_the_error_names_the_extra(monkeypatch):
     def missing(name):
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr(detection.importlib, "import_module", missing)
+    monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(ValueError, match=r"scikit-learn.*kalman_attention\[score\]"):
         detection.require_libraries()

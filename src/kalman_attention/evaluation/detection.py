@@ -5,25 +5,25 @@ true-positive rate of 95 % (FPR95). Calibration, over single predictions: the ex
 error (ECE), and the area under the risk-coverage curve (AURC).
 """
 
-import importlib
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kalman_attention._extras import library
 from kalman_attention.evaluation.scores import Array, Scores
 
 BINS = 15
 """Bins of equal width for the calibration error."""
 
 
-_LIBRARIES = {"sklearn": "scikit-learn", "torchmetrics": "torchmetrics"}
+_LIBRARIES = ("sklearn", "torchmetrics")
 
 
 def require_libraries() -> None:
     """Raise, with the way to install it, unless all that this module needs is there."""
     for name in _LIBRARIES:
-        _library(name)
+        library(name, "score")
 
 
 class Mahalanobis:
@@ -42,7 +42,7 @@ class Mahalanobis:
                 f"{len(reference)} window of reference text has no covariance: give a longer "
                 "reference, or make windows shorter."
             )
-        covariance = _library("sklearn.covariance")
+        covariance = library("sklearn.covariance", "score")
         self._fitted = covariance.LedoitWolf().fit(reference)
 
     def __call__(self, hidden: Array) -> Array:
@@ -72,7 +72,7 @@ def detect(reference: Array, foreign: Array) -> Detection:
         reference: scores of windows that are known, ``[n]``.
         foreign: scores of windows that should be higher, ``[m]``.
     """
-    metrics = _library("sklearn.metrics")
+    metrics = library("sklearn.metrics", "score")
     scores = np.concatenate([reference, foreign])
     labels = np.repeat([0, 1], [len(reference), len(foreign)])
     fpr, tpr, _ = metrics.roc_curve(labels, scores, drop_intermediate=False)
@@ -190,18 +190,8 @@ def aurc(confidence: Array, correct: Array) -> float:
 def _ece(confidence: Array, correct: Array) -> float:
     import torch
 
-    functional = _library("torchmetrics.functional.classification")
+    functional = library("torchmetrics.functional.classification", "score")
     found = functional.binary_calibration_error(
         torch.from_numpy(confidence), torch.from_numpy(correct).long(), n_bins=BINS, norm="l1"
     )
     return float(found)
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        missing = _LIBRARIES[name.partition(".")[0]]
-        raise ValueError(
-            f"this needs {missing}, which is not installed: pip install 'kalman_attention[score]'"
-        ) from error

@@ -4,11 +4,10 @@ The scores themselves come from libraries (``pip install 'kalman_attention[serie
 is which positions count.
 """
 
-import importlib
-from typing import Any
-
 import torch
 from torch import Tensor, nn
+
+from kalman_attention._extras import library
 
 _Z95 = 1.959963984540054  # quantile of the normal distribution: 95 % lie within
 
@@ -26,7 +25,7 @@ def gaussian_scores(mean: Tensor, variance: Tensor, targets: Tensor) -> dict[str
         score, in the units of the targets; ``coverage``, the share of targets within the central
         95 % of their prediction.
     """
-    rules = _library("scoringrules")
+    rules = library("scoringrules", "series")
     mean, variance, targets = (x.double().flatten() for x in (mean, variance, targets))
     deviation = variance.sqrt()
     nll = nn.functional.gaussian_nll_loss(mean, targets, variance, full=True, eps=1e-12)
@@ -50,8 +49,10 @@ def class_scores(probability: Tensor, labels: Tensor) -> dict[str, float]:
         ``auroc``; ``auprc``, the average precision; ``ece``, the expected calibration error over
         15 bins of equal width; ``nll`` in nats.
     """
-    metrics = _library("sklearn.metrics")
-    calibration = _library("torchmetrics.functional.classification").binary_calibration_error
+    metrics = library("sklearn.metrics", "series")
+    calibration = library(
+        "torchmetrics.functional.classification", "series"
+    ).binary_calibration_error
     p, y = probability.double().contiguous().numpy(), labels.numpy()
     if len(set(y.tolist())) < 2:
         raise ValueError("all labels are equal: a ranking of two classes needs both of them.")
@@ -61,13 +62,3 @@ def class_scores(probability: Tensor, labels: Tensor) -> dict[str, float]:
         "ece": float(calibration(torch.from_numpy(p), labels, n_bins=15)),
         "nll": float(metrics.log_loss(y, p)),
     }
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ValueError(
-            f"scores of series need {name.partition('.')[0]}: "
-            "pip install 'kalman_attention[series]'"
-        ) from error

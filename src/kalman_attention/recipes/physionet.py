@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from kalman_attention._extras import library
 from kalman_attention._tables import Table
 from kalman_attention.data.measurements import CHANNELS, Stays, read_stays
 from kalman_attention.evaluation.series import class_scores
@@ -148,7 +149,7 @@ class TreesRun:
 
     def execute(self, folder: Path, *, show: bool) -> dict[str, Any]:
         """Fit the trees, with early stopping on a part of the training set of their own."""
-        ensemble = _sklearn("ensemble")
+        ensemble = library("sklearn.ensemble", "series")
         splits = stay_splits(self.data, self.minutes, self.stays)
         trees = ensemble.HistGradientBoostingClassifier(early_stopping=True, random_state=self.seed)
         train, validation, test = splits
@@ -193,7 +194,7 @@ def stay_splits(data: str, minutes: int, count: int | None) -> Splits:
     """
     if not data:
         raise ValueError("this experiment reads files of PhysioNet 2012: say where with --data.")
-    split = _sklearn("model_selection").train_test_split
+    split = library("sklearn.model_selection", "series").train_test_split
     stays = read_stays(data, minutes=minutes)
     rows = list(range(len(stays.died)))[:count]
     train, test = split(rows, train_size=0.8, random_state=42, shuffle=True)
@@ -234,18 +235,6 @@ def _hidden(part: Series, generator: torch.Generator | None = None) -> Series:
 def interpolation_loss(model: nn.Module, batch: Any, generator: torch.Generator) -> Tensor:
     """``series_loss`` with other measurements hidden each time."""
     return series_loss(model, _hidden(Series(*batch), generator), generator)
-
-
-def _sklearn(name: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(f"sklearn.{name}")
-    except ImportError as error:
-        raise ValueError(
-            "physionet splits and grows trees with scikit-learn: "
-            "pip install 'kalman_attention[series]'"
-        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)

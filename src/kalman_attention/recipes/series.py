@@ -7,7 +7,6 @@ than the chosen one is reported on.
 """
 
 import csv
-import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kalman_attention import published
+from kalman_attention._extras import library
 from kalman_attention._files import sha256
 from kalman_attention._tables import Table, percent
 from kalman_attention.recipes.cell import Cell
@@ -121,7 +121,7 @@ class SeriesRun:
 
     def score(self, measured: Measured, fitted: Any) -> dict[str, float]:
         """Share of hidden values in bands of 95 %, width of the bands, CRPS and error of means."""
-        rules, metrics = _library("scoringrules"), _library("sklearn.metrics")
+        rules, metrics = library("scoringrules", "series"), library("sklearn.metrics", "series")
         at = measured.hidden
         bands = [one.predict().bounds() for one in fitted]
         low, high = (self._outwards(np.stack([b[i][at] for b in bands], 1)) for i in (0, 1))
@@ -201,15 +201,6 @@ def _columns(path: Path, names: Sequence[str]) -> list[Array]:
     if missing:
         raise ValueError(f"{path} has no column {', '.join(missing)}, or no rows.")
     return [np.array([float(row[name]) for row in rows]) for name in names]
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"scores of bands need {error.name}: pip install 'kalman_attention[series]'"
-        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)

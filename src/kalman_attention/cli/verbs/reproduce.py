@@ -55,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--domains",
         type=Path,
         metavar="DIR",
-        help="other texts for uncertainty, one file each (default: documentation, code and "
-        "licences that every machine has)",
+        help="other texts for uncertainty, one file each (default: documentation and code "
+        "that every machine has)",
     )
     parser.add_argument(
         "--data",
