@@ -119,6 +119,13 @@ int kla_scan_smooth(const kla_scan_params* params) {
   return guarded(params, [&](const kla::Kernels& kernels) { return kernels.smooth(*params); });
 }
 
+int kla_scan_smooth_backward(const kla_scan_params* params, const kla_scan_grads* grads) {
+  if (grads == nullptr) return KLA_ERROR_ARGUMENT;
+  return guarded(params, [&](const kla::Kernels& kernels) {
+    return kernels.smooth_backward(*params, *grads);
+  });
+}
+
 int kla_scan_filter_map(const kla_scan_params* params, void* map) {
   return guarded(params, [&](const kla::Kernels& kernels) { return kernels.filter_map(*params, map); });
 }
