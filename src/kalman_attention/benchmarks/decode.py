@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _draw(path: Path, contexts: list[int], times: dict[str, list[float]]) -> None:
     try:
-        from kalman_attention.plots.decode_speed import plot_decode_speed
+        from kalman_attention.plots.speed import plot_decode_speed
     except ImportError:
         print("no plot: pip install 'kalman_attention[plot]'")
         return

@@ -169,7 +169,7 @@ RIVALS = (
 def _sweep(
     layers: dict[str, nn.Module], args: argparse.Namespace, backward: bool
 ) -> dict[str, Any]:
-    """Best times of every mixer at every length, as ``plots.scaling`` takes them."""
+    """Best times of every mixer at every length, as ``plots.speed`` takes them."""
     found: dict[str, Any] = {name: {"seconds": {}, "gave_up": None} for name in layers}
     for length, following in zip(args.lengths, [*args.lengths[1:], 0], strict=True):
         x = torch.randn(args.batch, length, args.width)
@@ -230,9 +230,7 @@ def _rival_table(rows: list[dict[str, Any]]) -> str:
 def _draw(folder: Path, sweep: dict[str, Any]) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         return
-    from kalman_attention.plots.scaling import draw_scaling
+    from kalman_attention.plots.speed import draw_scaling
 
-    for kind in sweep["passes"]:
-        path = folder / f"mixers_{kind.replace(' + ', '_')}.png"
-        draw_scaling(path, sweep, kind)
+    for path in draw_scaling(folder, sweep, "mixers"):
         print(f"figure: {path}")

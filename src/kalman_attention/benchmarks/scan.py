@@ -360,13 +360,11 @@ def _ratio(seconds: float, ours: float | None) -> str:
 def plot_sweep(sweep: dict[str, Any], folder: Path) -> None:
     """Draw the paper's scaling figures of a sweep."""
     try:
-        from kalman_attention.plots.scaling import draw_scaling
+        from kalman_attention.plots.speed import draw_scaling
     except ModuleNotFoundError:
         print("no plots: pip install 'kalman_attention[plot]'")
         return
-    for kind in sweep["passes"]:
-        path = folder / f"scaling_{kind.replace(' + ', '_')}.png"
-        draw_scaling(path, sweep, kind)
+    for path in draw_scaling(folder, sweep, "scaling"):
         print(f"plot: {path}")
 
 

@@ -212,7 +212,7 @@ def _belief(signal: Tensor, values: Tensor, mean: Tensor, variance: Tensor) -> C
 def _save(folder: Path, *first: Tensor) -> None:
     """The same as a file, if there is something to draw it with."""
     try:
-        from kalman_attention.plots.belief import draw_belief
+        from kalman_attention.plots.uncertainty import draw_belief
     except ModuleNotFoundError:
         return
     folder.mkdir(parents=True, exist_ok=True)

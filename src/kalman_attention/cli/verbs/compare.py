@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
     """Measure what is not there yet, print tables, write the numbers and the curves."""
     import torch
 
-    from kalman_attention.plots.files import save_figure
-    from kalman_attention.plots.pretraining import plot_comparison
+    from kalman_attention.plots.common import save_figure
+    from kalman_attention.plots.training import plot_comparison
     from kalman_attention.recipes.comparison import check_comparable, open_run
 
     if args.threads is not None:

@@ -208,8 +208,8 @@ def _draw(folder: Path, chosen: "PretrainRecipe") -> list[Path]:
     from kalman_attention.train.metrics import read_metrics
 
     try:
-        from kalman_attention.plots.files import save_figure
-        from kalman_attention.plots.pretraining import plot_pretraining
+        from kalman_attention.plots.common import save_figure
+        from kalman_attention.plots.training import plot_pretraining
     except ModuleNotFoundError:
         print("no learning curve: pip install 'kalman_attention[plot]'")
         return []
