@@ -44,8 +44,8 @@ def _plot_scaling(rows: Mapping[str, Any], title: str) -> Figure:
             last = (lengths[-1], milliseconds[-1])
             axes.loglog(*last, "x", color=style["color"], ms=12, mew=2)
             note = "memory" if "memory" in row["gave_up"] else "time"
-            offset = {"textcoords": "offset points", "xytext": (6, 4)}
-            axes.annotate(f"gives up: {note}", last, **offset, fontsize=8)
+            label = f"gives up: {note}"
+            axes.annotate(label, last, xytext=(6, 4), textcoords="offset points", fontsize=8)
     axes.set_yscale("log", base=10)
     axes.set(xlabel="sequence length T", ylabel="milliseconds", title=title)
     axes.grid(alpha=0.3)

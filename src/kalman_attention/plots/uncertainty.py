@@ -41,12 +41,12 @@ def draw_belief(
     band = 1.96 * variance.sqrt()
     figure, axes = plt.subplots(figsize=(9, 3.2), layout="constrained")
     axes.fill_between(
-        t, mean - band, mean + band, color="C0", alpha=0.25, lw=0, label="95 % belief"
+        t, mean - band, mean + band, color="C0", alpha=0.25, lw=0, label="95 % interval"
     )
     axes.plot(t, signal, color="0.25", lw=1, ls="--", label="signal")
     axes.plot(t, mean, color="C0", lw=2, label="posterior mean")
     seen = observed.nonzero().flatten()
-    axes.plot(seen, values[seen], ".", color="C1", ms=3, label="tokens seen")
+    axes.plot(seen, values[seen], ".", color="C1", ms=3, label="observed tokens")
     axes.set(xlabel="token", xlim=(0, len(signal) - 1))
     axes.legend(ncols=4, loc="upper right", frameon=False, fontsize=9)
     axes.set_ylim(top=axes.get_ylim()[1] * 1.25)
