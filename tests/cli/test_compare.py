@@ -126,7 +126,7 @@ def test_unequal_runs_are_refused(runs, capsys, tmp_path, change, told):
 
 def test_what_is_no_finished_run(runs, capsys, tmp_path):
     assert main(["compare", str(tmp_path)]) == 1
-    assert "is no pretraining run" in capsys.readouterr().err
+    assert "is not a pretraining run" in capsys.readouterr().err
     (tmp_path / "pretrain.json").write_text("{}")
     assert main(["compare", str(tmp_path)]) == 1
     assert "has not finished" in capsys.readouterr().err
@@ -134,6 +134,6 @@ def test_what_is_no_finished_run(runs, capsys, tmp_path):
     assert "no longer exists" in capsys.readouterr().err
     other = shards(tmp_path, documents=50)
     assert main(["compare", str(runs / "kla"), "--shards", str(other)]) == 1
-    assert "does not hold the shards" in capsys.readouterr().err
+    assert "does not contain the shards" in capsys.readouterr().err
     assert main(["compare", str(runs / "kla"), str(runs / "kla")]) == 1
     assert "same name" in capsys.readouterr().err

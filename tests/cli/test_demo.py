@@ -26,7 +26,7 @@ def quick(monkeypatch):
 def test_the_demo_ends_in_a_page(tmp_path, capsys, quick):
     assert main(["demo", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    parts = ("truth inside 95 %", "Selective copying", "A5: whole sequences", "rotating-kla")
+    parts = ("truth inside 95 %", "Selective copying", "A5: sequences entirely", "rotating-kla")
     for part in (*parts, "mamba", "reference", "report.html"):
         assert part in printed
     page = (tmp_path / "report.html").read_text()

@@ -79,7 +79,7 @@ def test_refusals(folder, tmp_path, capsys, monkeypatch):
         main(["explore", folder, "text", "--task", "recall"])
     assert "not allowed with" in capsys.readouterr().err
     assert main(["explore", folder, "", "--out", str(tmp_path / "p.html")]) == 1
-    assert "no text to look at" in capsys.readouterr().err
+    assert "the text is empty" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert main(["explore", folder, "the", "--out", str(tmp_path / "p.html")]) == 1
     assert "pip install 'kalman_attention[report]'" in capsys.readouterr().err

@@ -167,7 +167,7 @@ def test_a_file_system_that_is_full(here, capsys):
         (["kla-1b"], "unknown preset 'kla-1b'"),
         (["nano", "--shards", "nowhere"], "there is no folder nowhere"),
         (["nano", "--shards", "runs"], "has no index.json"),
-        (["nano", "--batch-tokens", "100"], "not made of whole micro-batches"),
+        (["nano", "--batch-tokens", "100"], "not a whole number of micro-batches"),
         (["gpt-nano", "--loss", "marginal"], "needs KLA as the last mixer"),
     ],
 )

@@ -44,7 +44,7 @@ def test_a_tokenizer_from_elsewhere(tmp_path):
 
 
 def test_refusals(tmp_path):
-    with pytest.raises(ValueError, match="is no checkpoint"):
+    with pytest.raises(ValueError, match="is not a checkpoint"):
         load_checkpoint(tmp_path)
     checkpoint(tmp_path)
     train_tokenizer([text(i, 40) for i in range(30)], 301).save(tmp_path)

@@ -47,5 +47,5 @@ def test_class_scores():
 
 
 def test_one_class_is_no_ranking():
-    with pytest.raises(ValueError, match="both of them"):
+    with pytest.raises(ValueError, match="examples of both"):
         class_scores(torch.tensor([0.1, 0.2]), torch.tensor([1, 1]))

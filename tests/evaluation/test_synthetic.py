@@ -169,5 +169,5 @@ def test_predicted_tokens():
 
 
 def test_shapes_are_checked():
-    with pytest.raises(ValueError, match=r"argmax\(-1\) first"):
+    with pytest.raises(ValueError, match=r"argmax\(-1\) to logits first"):
         TokenAccuracy().update(torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.int64))

@@ -52,5 +52,5 @@ def test_attention_maps_are_those_of_the_paper():
 
 
 def test_attention_blocks_have_no_map():
-    with pytest.raises(ValueError, match="no Kalman map"):
+    with pytest.raises(ValueError, match="no Kalman attention map"):
         attention_maps(small("attention + kla"), text(1, 3), block=0, channels=[0])

@@ -233,7 +233,7 @@ def test_refusals(tmp_path):
     with pytest.raises(ValueError, match=r"piqa needs piqa/piqa.jsonl in"):
         local_task("piqa", tmp_path)
     (tmp_path / "piqa.jsonl").write_text('{"query": "x", "choices": ["a"], "gold": 1}\n')
-    with pytest.raises(ValueError, match=r"line 1 of .* is no record of piqa"):
+    with pytest.raises(ValueError, match=r"line 1 of .* is not a record of piqa"):
         local_task("piqa", tmp_path)
     (tmp_path / "piqa.jsonl").write_text("")
     with pytest.raises(ValueError, match="the file of piqa is empty"):

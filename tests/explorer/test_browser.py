@@ -102,7 +102,7 @@ def test_tokens_are_text_and_coloured(opened):
     assert (np.diff(np.array(tinted(page))[gain.argsort()]) >= 0).all()
     assert "replaced" in page.inner_text("#what")
     page.select_option("#layer", "0")
-    assert "attention: it holds no belief" in hovered(page, 3)
+    assert "attention: it has no posterior" in hovered(page, 3)
 
 
 def hovered(page, i):
@@ -255,7 +255,7 @@ def test_live(opened):
 
     def read(text):
         if not text.strip():
-            raise ValueError("there is no text to look at: give some.")
+            raise ValueError("the text is empty: enter some text.")
         return look(model, text_subject(tokenizer(), text), title="live")
 
     with ExplorerServer(render({**read("the"), "text": "the"}, live=True), read) as server:
@@ -271,7 +271,7 @@ def test_live(opened):
             assert page.locator("#text img").count() == 0
             page.fill("#typed", " ")
             page.click("#live button")
-            playwright.expect(page.locator("#problem")).to_contain_text("give some")
+            playwright.expect(page.locator("#problem")).to_contain_text("enter some text")
         finally:
             server.shutdown()
             thread.join()

@@ -46,7 +46,7 @@ def test_the_beginning_of_a_long_text():
     found = seen(text="the filter " * 300, most=50)
     assert len(found["tokens"]) == 51
     assert "the first of" in found["about"]
-    with pytest.raises(ValueError, match="no text"):
+    with pytest.raises(ValueError, match="text is empty"):
         seen(text="")
 
 

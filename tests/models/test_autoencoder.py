@@ -215,8 +215,8 @@ def test_a_language_model_is_not_an_autoencoder(tmp_path):
     ("options", "message"),
     [
         ({"d_model": 7}, "even and at least 4"),
-        ({"d_model": 8, "tie_embeddings": True}, "belong to a language model"),
-        ({"d_model": 8, "head_std": 0.1}, "starts with init_std"),
+        ({"d_model": 8, "tie_embeddings": True}, "apply to language models only"),
+        ({"d_model": 8, "head_std": 0.1}, "initialised with init_std"),
     ],
 )
 def test_bad_options(options, message):

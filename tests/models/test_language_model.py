@@ -292,8 +292,8 @@ def test_wrong_tokens_are_refused_with_a_way_out():
         (lambda: model(inputs_embeds=torch.randn(1, 5, 8)), "8 wide, but"),
         (lambda: model(text(2, 5), mask=torch.ones(2, 4, dtype=torch.bool)), "mask is bool"),
         (lambda: model.step(text(2, 5), model.init_states(2)), r"one token per row, \[B\]"),
-        (lambda: model.step(text(2, 1)[:, 0], None), "goes on from states"),
-        (lambda: model.read(text(2, 1)[:, 0]), "goes on from states"),
+        (lambda: model.step(text(2, 1)[:, 0], None), "needs states"),
+        (lambda: model.read(text(2, 1)[:, 0]), "needs states"),
         (lambda: model.loss(text(1, 5), text(1, 5), kind="median"), "'mean' or 'marginal'"),
     ):
         with pytest.raises(ValueError, match=message):

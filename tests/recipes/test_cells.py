@@ -47,7 +47,7 @@ def test_finished_cells_are_not_computed_again(tmp_path, jobs):
     found = run_cells(cells, results, jobs=jobs, say=said.append)
     assert [r["metrics"]["accuracy"] for r in found] == [0.25, 0.75]
     assert [times(results, c) for c in cells] == [1, 1]
-    assert any("1 of 2 cells are there already" in line for line in said)
+    assert any("1 of 2 cells are already finished" in line for line in said)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ def test_options_that_came_later_have_their_defaults(tmp_path):
     grown = dataclasses.replace(cell("a"), run=Grown(0.5))
     assert results.load(grown) is not None
     for other in (Grown(0.5, shared=2), Grown(0.5, inner=Inner(width=3, shape=(1, 1)))):
-        with pytest.raises(ValueError, match="another configuration"):
+        with pytest.raises(ValueError, match="a different configuration"):
             results.load(dataclasses.replace(grown, run=other))
 
 
@@ -243,7 +243,7 @@ def test_tables_say_how_many_runs_are_missing():
     labels = {"model": "kla", "task": "recall", "lr": "lr0.001", "seed": "seed0"}
     one = {"labels": labels, "metrics": {"accuracy": 1.0, "token_accuracy": 1.0}}
     for table in experiment.render("smoke", [one]):
-        assert table.notes[-1] == "35 of 36 runs are not there yet"
+        assert table.notes[-1] == "35 of 36 runs are still missing"
     complete = experiment.render("smoke", [one] * 36)
     assert complete == experiment.tables("smoke", [one] * 36)
 

@@ -104,7 +104,7 @@ def test_the_plan_beside_the_paper():
     assert rows["updates"] == ["13,733", "-"]  # the paper does not print it
     assert rows["peak rate: hidden"] == ["0.002489", "2.5e-3"]
     assert rows["parameters"] == ["45,309,104", "45M"]
-    assert rows["without it"] == [f"{45_309_104 - 32_768 * 496:,}", "-"]
+    assert rows["without token embedding"] == [f"{45_309_104 - 32_768 * 496:,}", "-"]
     assert rows["epochs over the data"] == ["no data yet", "-"]
     other = {row[0]: row[1:] for row in budget_rows(make_budget(recipe("gpt-45m")))}
     assert other["peak rate: hidden"][1] == other["d_model"][1] == "-"
@@ -299,7 +299,7 @@ def test_start_from_another_run(data, tmp_path, form):
 
 def test_what_a_run_cannot_start_from(data, tmp_path):
     pretrain(small(), data, tmp_path / "first", progress=False)
-    with pytest.raises(ValueError, match=r"another model than the recipe names: .*d_model"):
+    with pytest.raises(ValueError, match=r"a different model from that of the recipe: .*d_model"):
         pretrain(recipe("micro"), data, tmp_path / "b", progress=False, init=tmp_path / "first")
     (tmp_path / "corpus").mkdir()
     other = shards(tmp_path / "corpus", vocab_size=290)
@@ -419,7 +419,7 @@ def test_a_full_disk_elsewhere(data, tmp_path, monkeypatch, which):
             patch.setattr(metrics.MetricsLog, "write", full)
         else:
             patch.setattr(checkpoint, "save_model", full)
-        with pytest.raises(OSError, match=r"the disk is full.*step-.* is whole.*same command"):
+        with pytest.raises(OSError, match=r"the disk is full.*step-.* is intact.*same command"):
             pretrain(small(), data, tmp_path, progress=False)
     assert not (tmp_path / WEIGHTS).exists()
     assert (tmp_path / RUN).is_file()

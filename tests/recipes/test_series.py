@@ -69,7 +69,7 @@ def test_a_smoke_run(data, tmp_path, capsys):
     out = tmp_path / "results"
     command = ["reproduce", "series", "--scale", "smoke", "--out", str(out)]
     assert main(command) == 1
-    assert "sunspots.csv: say with --data" in capsys.readouterr().err
+    assert "sunspots.csv: pass the folder" in capsys.readouterr().err
     assert main([*command, "--only", "nile"]) == 0  # was kept, and needs no data
     assert "published (Durbin and Koopman)" in capsys.readouterr().out
     assert main([*command, "--data", str(data)]) == 0

@@ -27,7 +27,7 @@ def test_pendulum_runs(tmp_path, capsys):
     assert reproduce(tmp_path, "pendulum", "--only", "kla", "--only", "gru without time") == 0
     printed = capsys.readouterr().out
     assert "S5 (published)" in printed
-    assert "3 of 5 runs are not there yet" in printed
+    assert "3 of 5 runs are still missing" in printed
     cells = tmp_path / "results" / "pendulum-smoke" / "cells"
     stored = json.loads((cells / "kla,seed0.json").read_text())
     assert {"mse", "nll", "crps", "coverage"} == set(stored["metrics"]) == set(stored["validation"])
@@ -51,7 +51,7 @@ def test_physionet_runs_and_does_not_know_the_place(tmp_path, capsys):
 def test_forecasting_runs(tmp_path, capsys):
     data = write_table(tmp_path / "ett", 20 * forecasting.MONTH)
     assert reproduce(tmp_path, "forecasting", "--data", str(data)) == 0
-    assert "not there yet" not in capsys.readouterr().out
+    assert "still missing" not in capsys.readouterr().out
     short = write_table(tmp_path / "short", 100)
     assert reproduce(tmp_path / "other", "forecasting", "--data", str(short)) == 1
     assert "has 100 rows" in capsys.readouterr().err

@@ -201,7 +201,7 @@ def test_what_is_asked_wrongly():
 def test_models_that_are_none():
     with pytest.raises(ValueError, match="did you mean 'level'"):
         StateSpace("levels")
-    with pytest.raises(ValueError, match="one constant twice"):
+    with pytest.raises(ValueError, match="the same constant twice"):
         StateSpace("level + ou", intercept=True)
     with pytest.raises(ValueError, match="components"):
         StateSpace([])
@@ -217,10 +217,10 @@ def test_models_that_are_none():
 
 def test_starts_that_nothing_determines():
     flat = {"sigma2.irregular": 1.0, "sigma2.level": 1.0, "sigma2.level2": 1.0}
-    with pytest.raises(ValueError, match="cannot be told apart"):
+    with pytest.raises(ValueError, match="cannot be distinguished"):
         StateSpace("level + level").apply(VALUES, flat)
     trend = {"sigma2.irregular": 1.0, "sigma2.slope": 1.0, "sigma2.trend": 1.0}
-    with pytest.raises(ValueError, match="a time of its own"):
+    with pytest.raises(ValueError, match="a different time"):
         StateSpace("trend").apply([1.0, 2.0, 3.0], trend, [4.0, 4.0, 4.0])
 
 

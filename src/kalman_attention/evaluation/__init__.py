@@ -1,1 +1,1 @@
-"""Evaluation: what a trained model knows, and whether it knows that it does."""
+"""Evaluation of trained models: accuracy, likelihood, calibration and uncertainty."""

@@ -1,8 +1,8 @@
-"""The paper's eight zero-shot tasks: their prompts, from local files.
+"""The prompts of the paper's eight zero-shot tasks, from local files.
 
-A file has one JSON record per line (see ``docs/evaluation.md``). What becomes of a record is what
-lm-evaluation-harness makes of the original one: one or several contexts, one or several
-continuations, and which pair is right. A space stands between the two.
+A file has one JSON record per line (see ``docs/evaluation.md``). A record is turned into the same
+question as by lm-evaluation-harness: one or several contexts, one or several continuations, and the
+index of the right pair. Context and continuation are separated by a space.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ class Question(NamedTuple):
     """One item of a benchmark: either one context and several choices, or the reverse.
 
     Attributes:
-        contexts: what comes before.
-        choices: what may follow; without the space between.
-        gold: place of the right pair.
+        contexts: the contexts.
+        choices: the possible continuations, without the space before them.
+        gold: index of the right pair.
     """
 
     contexts: tuple[str, ...]
@@ -30,7 +30,7 @@ class Question(NamedTuple):
     gold: int
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Every context with its continuation, the space included."""
+        """Every context with its continuation, including the space."""
         many = max(len(self.contexts), len(self.choices))
         contexts = self.contexts * many if len(self.contexts) == 1 else self.contexts
         choices = self.choices * many if len(self.choices) == 1 else self.choices
@@ -39,14 +39,14 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """A task.
+    """A zero-shot task.
 
     Attributes:
-        name: as in lm-evaluation-harness.
-        title: as in the paper's table.
-        path: of its file, below the folder of all.
-        metric: the one the paper reports.
-        question: from a record.
+        name: its name in lm-evaluation-harness.
+        title: its name in the paper's table.
+        path: path of its file, relative to the data folder.
+        metric: the metric that the paper reports.
+        question: turns a record into a ``Question``.
     """
 
     name: str
@@ -61,8 +61,8 @@ class Benchmark:
         path = path if path.is_file() else folder / path.name
         if not path.is_file():
             raise ValueError(
-                f"{self.name} needs {self.path} in {folder}, which is not there. Choose other "
-                "tasks, another folder, or none to fetch the data from the hub."
+                f"{self.name} needs {self.path} in {folder}, which does not exist. Choose other "
+                "tasks or another folder, or omit the folder to download the data from the hub."
             )
         found = []
         with path.open(encoding="utf-8") as file:
@@ -71,7 +71,7 @@ class Benchmark:
                     found.append(self.question(json.loads(line)))
                 except (ValueError, KeyError, TypeError, IndexError) as error:
                     raise ValueError(
-                        f"line {number} of {path} is no record of {self.name}: {error!r}."
+                        f"line {number} of {path} is not a record of {self.name}: {error!r}."
                     ) from error
         return found
 
@@ -92,9 +92,9 @@ _FRAGMENT = re.compile(r"(?:^|(?<=[.?!] ))[^.?!]*$")
 
 
 def _hellaswag(record: Record) -> Question:
-    """The harness capitalises the second part of a context, the beginning of a sentence.
+    """The harness capitalises the second part of a context, which begins a sentence.
 
-    The files have lost where it begins; it is the words after the last end of a sentence.
+    The files do not say where it begins; it is what follows the last end of a sentence.
     """
     query = str(record["query"])
     label, colon, text = query.partition(": ")
@@ -183,6 +183,6 @@ BENCHMARKS = {
 
 
 def checksum(folder: Path) -> str:
-    """What tells these files, and what is asked of them, from others."""
+    """A checksum of the files and of the questions made from them."""
     asked = {name: benchmark.read(folder) for name, benchmark in BENCHMARKS.items()}
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()

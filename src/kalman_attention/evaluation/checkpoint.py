@@ -1,8 +1,8 @@
 """A checkpoint: a folder with a model and the tokenizer it was trained with.
 
 The model is ``config.json`` and ``model.safetensors``, as ``save_model`` or HuggingFace's
-``save_pretrained`` write them; the tokenizer is what ``Tokenizer.save`` writes beside them. The
-folder of a pretraining run is one when it has finished; before that its newest checkpoint is used.
+``save_pretrained`` write them; the tokenizer is written next to them by ``Tokenizer.save``. The
+folder of a finished pretraining run is a checkpoint; of an unfinished one, the newest is used.
 """
 
 import os
@@ -22,7 +22,7 @@ from kalman_attention.models.storage import (
 )
 
 RUN = "pretrain.json"
-"""What a run folder says of itself."""
+"""The file in a run folder that describes the run."""
 
 
 class Checkpoint(NamedTuple):
@@ -35,7 +35,7 @@ class Checkpoint(NamedTuple):
 def save_checkpoint(
     model: LanguageModel, tokenizer: Tokenizer, folder: str | os.PathLike[str]
 ) -> None:
-    """Write a model and its tokenizer into one folder."""
+    """Save a model and its tokenizer in one folder."""
     save_model(model, folder)
     tokenizer.save(folder)
 
@@ -46,12 +46,12 @@ def load_checkpoint(
     tokenizer: str | os.PathLike[str] | None = None,
     device: str = "cpu",
 ) -> Checkpoint:
-    """Read a checkpoint, native or HuggingFace's, ready to predict.
+    """Load a checkpoint, native or HuggingFace's, in evaluation mode.
 
     Args:
-        folder: what ``save_checkpoint`` or ``save_pretrained`` wrote, or a pretraining run.
-        tokenizer: where the tokenizer is, if not in the same folder.
-        device: where the model goes.
+        folder: folder written by ``save_checkpoint`` or ``save_pretrained``, or a pretraining run.
+        tokenizer: folder of the tokenizer, if it is a different one.
+        device: device of the model.
     """
     where = Path(folder)
     folder = _model_folder(where)
@@ -62,7 +62,7 @@ def load_checkpoint(
         model = load_model(folder, device=device)
     if found.vocab_size > model.config.vocab_size:
         raise ValueError(
-            f"the tokenizer has {found.vocab_size:,} tokens but the model in {folder} knows "
+            f"the tokenizer has {found.vocab_size:,} tokens but the model in {folder} has "
             f"{model.config.vocab_size:,}: it was trained with another tokenizer."
         )
     return Checkpoint(model.eval(), found)
@@ -70,7 +70,7 @@ def load_checkpoint(
 
 @contextmanager
 def naming(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Let results that are not finite be an error that names the checkpoint."""
+    """Add the name of the checkpoint to errors about results that are not finite."""
     try:
         yield
     except FloatingPointError as error:
@@ -78,18 +78,18 @@ def naming(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def newest_run(runs: Path) -> Path:
-    """The pretraining run that was written to last."""
+    """The most recently written pretraining run."""
     found = [path.parent for path in runs.glob(f"*/{RUN}")]
     if not found:
         raise ValueError(
-            f"there is no pretraining run in {runs}: name a checkpoint, or train one with `kla "
+            f"there is no pretraining run in {runs}: pass a checkpoint, or train one with `kla "
             "pretrain nano`."
         )
     return max(found, key=lambda run: max(file.lstat().st_mtime for file in run.iterdir()))
 
 
 def trained_on(folder: Path) -> Path | None:
-    """The folder of shards that a pretraining run says it was trained on; None if it is no run."""
+    """The folder of shards that a pretraining run was trained on; None if it is not a run."""
     if not (folder / RUN).exists():
         return None
     return data_of(read_json(folder / RUN), folder / RUN)[0]
@@ -99,8 +99,8 @@ def data_of(origin: dict[str, Any], source: Path) -> tuple[Path, str]:
     """The folder of shards that a run was trained on, and the checksum of its index.
 
     Args:
-        origin: what the run says of itself.
-        source: the file that says it, for errors.
+        origin: the description of the run.
+        source: the file it was read from, for error messages.
     """
     data = checked(dict[str, Any], origin.get("data"), "data", str(source))
     folder, index = (
@@ -110,18 +110,18 @@ def data_of(origin: dict[str, Any], source: Path) -> tuple[Path, str]:
 
 
 def _model_folder(folder: Path) -> Path:
-    """Where the model is: in the folder itself, or in the newest checkpoint of a run."""
+    """The folder of the model: the folder itself, or the newest checkpoint of a run."""
     stored = sorted(folder.glob("checkpoints/step-*"))
     for place in (folder, *stored[-1:]):
         if (place / CONFIG).exists() or (place / CONFIG).is_symlink():
             return place
     raise ValueError(
-        f"{folder} is no checkpoint: it holds no {CONFIG}, nor is it a pretraining run."
+        f"{folder} is not a checkpoint: it has no {CONFIG} and is not a pretraining run."
     )
 
 
 def _from_hf(folder: Path, device: str) -> LanguageModel:
-    """A model that ``save_pretrained`` wrote, read by the same checks as our own."""
+    """Load a model saved by ``save_pretrained``, with the same checks as native models."""
     try:
         from kalman_attention.models.hf.configuration_kla import native_name, read_config
     except ModuleNotFoundError as error:

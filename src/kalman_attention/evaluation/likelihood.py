@@ -1,4 +1,4 @@
-"""Log-probabilities of texts under a model: of continuations, and of whole documents."""
+"""Log-probabilities of continuations and of whole documents under a model."""
 
 import math
 import zlib
@@ -18,11 +18,11 @@ _POSITIONS = 128
 
 
 class Likelihood(NamedTuple):
-    """Of a continuation.
+    """Likelihood of a continuation.
 
     Attributes:
         log_prob: sum over its tokens, in nats.
-        greedy: whether each of them is the most likely one.
+        greedy: whether every token is the most likely one.
     """
 
     log_prob: float
@@ -39,18 +39,19 @@ def continuations(
     num_samples: int = 0,
     seed: int = 0,
 ) -> Iterator[tuple[int, Likelihood]]:
-    """Score continuations given contexts, longest first, whatever the size of a batch.
+    """Score continuations given contexts, longest first; results do not depend on the batch size.
 
     Args:
         model: the model.
         requests: token ids of contexts (not empty) and continuations.
-        batch_size: rows of a batch.
-        max_length: tokens the model may read; longer requests lose tokens on the left.
-        num_samples: posterior samples (KLA+): the log of the mean probability. 0 for the mean.
-        seed: of the samples; every request has a stream of its own, whatever the others are.
+        batch_size: rows per batch.
+        max_length: maximum number of tokens the model reads; longer requests are cut on the left.
+        num_samples: number of posterior samples (KLA+), for the log of the mean probability; 0
+            uses the posterior mean.
+        seed: seed of the samples; every request has its own stream, independent of the others.
 
     Yields:
-        Places in ``requests``, and what was found there.
+        The index in ``requests``, and the likelihood.
     """
     device = model.embedding.weight.device
     order = sorted(range(len(requests)), key=lambda i: -sum(map(len, requests[i])))
@@ -71,7 +72,7 @@ def continuations(
 
 
 def _clip(context: list[int], continuation: list[int], most: int | None) -> list[int]:
-    """What the model reads: all but the last token, the end of it if it is too long."""
+    """The input of the model: all but the last token, cut on the left if it is too long."""
     whole = (context + continuation)[:-1]
     if most is None or len(whole) <= most:
         return whole
@@ -91,7 +92,7 @@ def _decode(
     num_samples: int,
     seeds: list[int] | None,
 ) -> Iterator[Likelihood]:
-    """Decode only the positions that are scored, all rows together."""
+    """Decode the scored positions only, for all rows together."""
 
     def pick(x: Tensor) -> Tensor:
         return torch.cat([x[i, span] for i, span in enumerate(spans)])
@@ -123,7 +124,7 @@ def _decode(
 
 
 def _finite(nats: float) -> float:
-    """A log-probability, or an error: a model of finite weights may still overflow."""
+    """Check a log-probability: a model with finite weights may still overflow."""
     if math.isfinite(nats):
         return nats
     raise FloatingPointError(
@@ -142,12 +143,12 @@ def _generator(model: LanguageModel, seed: int) -> torch.Generator:
 
 @dataclass(frozen=True, kw_only=True)
 class TextScore:
-    """Of a text.
+    """Score of a text.
 
     Attributes:
         nats: negative log-probability.
-        tokens: how many were predicted, start of text not among them.
-        bytes: of the text, as UTF-8.
+        tokens: number of predicted tokens, without the start of text.
+        bytes: length of the text in bytes, as UTF-8.
     """
 
     nats: float
@@ -155,7 +156,7 @@ class TextScore:
     bytes: int
 
     def __add__(self, other: "TextScore") -> "TextScore":
-        """Of both texts."""
+        """The score of both texts together."""
         return TextScore(
             nats=self.nats + other.nats,
             tokens=self.tokens + other.tokens,
@@ -164,7 +165,7 @@ class TextScore:
 
     @property
     def bits_per_byte(self) -> float:
-        """What one byte costs, whatever the tokenizer."""
+        """Bits per byte, comparable across tokenizers."""
         return self.nats / (math.log(2) * self.bytes) if self.bytes else math.nan
 
     @property
@@ -188,17 +189,18 @@ def document_nats(
 
     Args:
         model: the model.
-        bos: start of text.
-        tokens: the document, without it.
-        chunk: tokens read at a time.
-        stride: None carries the state on from chunk to chunk, so that every token sees all before
-            it. A number forgets instead: windows of ``chunk`` tokens, each ``stride`` further and
-            after a start of text of its own, which score the tokens that none has scored before.
-        num_samples: posterior samples (KLA+); 0 for the posterior mean.
-        seed: of the samples.
+        bos: start-of-text token.
+        tokens: the document, without start of text.
+        chunk: number of tokens per forward pass.
+        stride: None carries the state from chunk to chunk, so that every token is predicted from
+            all tokens before it. A number uses sliding windows instead: windows of ``chunk``
+            tokens, ``stride`` tokens apart and each with its own start of text, which score the
+            tokens that no earlier window has scored.
+        num_samples: number of posterior samples (KLA+); 0 uses the posterior mean.
+        seed: seed of the samples.
     """
     if chunk < 1 or (stride is not None and not 1 <= stride <= chunk):
-        raise ValueError(f"windows of {chunk} tokens cannot move on by {stride}.")
+        raise ValueError(f"windows of {chunk} tokens cannot have a stride of {stride}.")
     generator = _generator(model, seed) if num_samples else None
     ids = torch.tensor([bos, *tokens], device=model.embedding.weight.device).unsqueeze(0)
     nats, scored = 0.0, 0

@@ -1,7 +1,7 @@
-"""How good predictions of series are: scores of Gaussian forecasts, and of probabilities.
+"""Scores of predictions of series: of Gaussian forecasts, and of class probabilities.
 
-The scores themselves come from libraries (``pip install 'kalman_attention[series]'``); what is ours
-is which positions count.
+The scores are computed by libraries (``pip install 'kalman_attention[series]'``); this module
+chooses the positions that count.
 """
 
 import torch
@@ -9,16 +9,16 @@ from torch import Tensor, nn
 
 from kalman_attention._extras import library
 
-_Z95 = 1.959963984540054  # quantile of the normal distribution: 95 % lie within
+_Z95 = 1.959963984540054  # 95 % of a standard normal distribution lie within +- this
 
 
 def gaussian_scores(mean: Tensor, variance: Tensor, targets: Tensor) -> dict[str, float]:
     """Scores of Gaussian predictions, one number each.
 
     Args:
-        mean: of the predictions, any shape, at least one number.
-        variance: of the same shape.
-        targets: what came true, of the same shape.
+        mean: mean of the predictions, of any shape, with at least one number.
+        variance: variance of the predictions, of the same shape.
+        targets: the true values, of the same shape.
 
     Returns:
         ``mse``; ``nll`` in nats, with its constant; ``crps``, the continuous ranked probability
@@ -42,7 +42,7 @@ def class_scores(probability: Tensor, labels: Tensor) -> dict[str, float]:
     """Scores of the probabilities of a positive class.
 
     Args:
-        probability: of class 1, ``[n]``.
+        probability: probability of class 1, ``[n]``.
         labels: 0 or 1, ``[n]``; both must occur.
 
     Returns:
@@ -55,7 +55,7 @@ def class_scores(probability: Tensor, labels: Tensor) -> dict[str, float]:
     ).binary_calibration_error
     p, y = probability.double().contiguous().numpy(), labels.numpy()
     if len(set(y.tolist())) < 2:
-        raise ValueError("all labels are equal: a ranking of two classes needs both of them.")
+        raise ValueError("all labels are equal: ranking two classes needs examples of both.")
     return {
         "auroc": float(metrics.roc_auc_score(y, p)),
         "auprc": float(metrics.average_precision_score(y, p)),

@@ -1,9 +1,9 @@
-r"""Metrics of the synthetic tasks, gathered batch by batch.
+r"""Metrics of the synthetic tasks, accumulated batch by batch.
 
 MAD's accuracy is a macro average: the recall of each class, averaged over the classes that occur
-among targets or predictions of the scored positions of one batch. A class that is predicted but is
-never right lowers it. The value of a set is the mean over batches, weighted by their sizes, so it
-depends slightly on the batch size; plain token accuracy, beside it, does not.
+among targets or predictions at the scored positions of one batch. A class that is predicted but
+never correct lowers it. The value for a dataset is the mean over batches, weighted by their sizes,
+so it depends slightly on the batch size; plain token accuracy does not.
 
     >>> metrics = metrics_for(task)
     >>> for inputs, targets in batches:
@@ -27,7 +27,7 @@ from kalman_attention.tasks.task import IGNORE, Task
 
 
 class Metric(Protocol):
-    """Something that is told predictions batch by batch and says a number in the end."""
+    """A metric that is updated batch by batch."""
 
     def update(self, predicted: Tensor, targets: Tensor) -> None:
         """Count a batch: predicted tokens and targets, ``[B, T]`` each."""
@@ -60,11 +60,11 @@ class MacroAccuracy:
 
 
 class TokenAccuracy:
-    """Share of scored positions that are right.
+    """Share of scored positions that are correct.
 
     Args:
-        skip: positions at the start that do not count: 1 leaves out BOS.
-        ignored: a further target that does not count: a constant one, say.
+        skip: number of initial positions that do not count: 1 leaves out BOS.
+        ignored: another target that does not count, such as a constant one.
     """
 
     def __init__(self, *, skip: int = 0, ignored: int | None = None) -> None:
@@ -87,10 +87,12 @@ class TokenAccuracy:
 
 
 class SequenceAccuracy:
-    """Share of sequences that are right at every scored position; those with none do not count.
+    """Share of sequences that are correct at every scored position.
+
+    Sequences without scored positions do not count.
 
     Args:
-        skip: positions at the start that do not count: 1 leaves out BOS.
+        skip: number of initial positions that do not count: 1 leaves out BOS.
     """
 
     def __init__(self, *, skip: int = 0) -> None:
@@ -112,10 +114,10 @@ class SequenceAccuracy:
 
 
 class PositionAccuracy:
-    """Token accuracy at every position; batches must have one length.
+    """Token accuracy at every position; all batches must have the same length.
 
     Args:
-        skip: positions at the start to leave out: 1 leaves out BOS.
+        skip: number of initial positions that do not count: 1 leaves out BOS.
     """
 
     def __init__(self, *, skip: int = 0) -> None:
@@ -144,7 +146,7 @@ class PositionAccuracy:
 
 
 def macro_accuracy(predicted: Tensor, targets: Tensor) -> float:
-    """Recall averaged over the classes in targets or predictions; all positions ``[n]`` count."""
+    """Recall averaged over the classes in targets or predictions, over all positions ``[n]``."""
     classes = 1 + int(torch.maximum(predicted.max(), targets.max()))
     right = torch.bincount(targets[predicted == targets], minlength=classes)
     asked = torch.bincount(targets, minlength=classes)
@@ -154,11 +156,11 @@ def macro_accuracy(predicted: Tensor, targets: Tensor) -> float:
 
 
 def metrics_for(task: Task) -> dict[str, Metric]:
-    """Fresh metrics for a task, by name; the first is the one that tables report.
+    """New metrics for a task, by name; tables report the first one.
 
     Every task has ``macro_accuracy`` (MAD's) and ``token_accuracy``. Compression adds
-    ``content_accuracy``, without the constant last token. Group products lead with
-    ``sequence_accuracy`` and add accuracies without BOS and at the last position.
+    ``content_accuracy``, without the constant last token. Group products report
+    ``sequence_accuracy`` first and add accuracies without BOS and at the last position.
     """
     both: dict[str, Metric] = {
         "macro_accuracy": MacroAccuracy(),
@@ -186,13 +188,14 @@ def predicted_tokens(
     num_samples: int = 0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The most likely token at every position, among the whole vocabulary.
+    """The most likely token of the whole vocabulary at every position.
 
     Args:
         model: a language model, or the autoencoder for compression.
         inputs: ``[B, T]``.
-        num_samples: posterior samples to average over (KLA+); 0 decodes the posterior mean.
-        generator: source of their randomness.
+        num_samples: number of posterior samples to average over (KLA+); 0 decodes the posterior
+            mean.
+        generator: source of randomness.
 
     Returns:
         ``[B, T]`` int64.
@@ -208,7 +211,7 @@ def _check(predicted: Tensor, targets: Tensor) -> None:
     if predicted.shape != targets.shape or targets.dim() != 2:
         raise ValueError(
             f"predicted and targets must both be [B, T] tokens, got {list(predicted.shape)} and "
-            f"{list(targets.shape)}. From logits take argmax(-1) first."
+            f"{list(targets.shape)}. Apply argmax(-1) to logits first."
         )
 
 

@@ -1,4 +1,4 @@
-"""Belief summaries for people: a table of tokens, and the Kalman attention maps of a layer."""
+"""Readable summaries of the posterior: a table of tokens, and Kalman attention maps of a layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ class TokenRow:
     """One token of a sequence.
 
     Attributes:
-        token: its text, or its number.
-        gain: share of the belief it replaced, mean over channels, one number per block (NaN for a
-            block without a belief).
-        variance: posterior variance after it, per block too.
-        entropy: of the prediction after it, in nats.
-        epistemic: part of that which knowing the last read-out would settle: the mutual
+        token: its text, or its id.
+        gain: share of the state that it replaced, mean over channels, one number per block (NaN for
+            a block without a posterior).
+        variance: posterior variance after it, one number per block.
+        entropy: entropy of the prediction after it, in nats.
+        epistemic: the part of the entropy that knowing the last read-out would resolve: the mutual
             information with it, not with earlier blocks or the weights; NaN without samples.
     """
 
@@ -58,7 +58,7 @@ def token_table(found: Uncertainty, tokens: Sequence[object], *, row: int = 0) -
 
 
 def format_table(rows: Sequence[TokenRow]) -> str:
-    """The table as text; gain and variance of the last block that has them."""
+    """The table as text, with gain and variance of the last block that has them."""
     lines = [f"{'token':>12}  {'gain':>6}  {'variance':>8}  {'entropy':>7}  {'epistemic':>9}"]
     for r in rows:
         gain, variance = _last_known(r.gain), _last_known(r.variance)
@@ -74,14 +74,14 @@ def attention_maps(
     """Kalman attention matrices of some channels of a block (App. ``sec:attn-matrix``).
 
     Entry (t, s) is the weight of token s in the read-out at token t. The read-out is linear in the
-    values, so the weights are its derivatives, whatever the filter: with shared slots, learned
-    steps or reflections too. Quadratic in T: for looking at short sequences.
+    values, so the weights are its derivatives, for every kind of filter: also with shared slots,
+    learned steps or reflections. The cost is quadratic in T, for inspecting short sequences.
 
     Args:
         model: any model whose block ``block`` is a KLA block.
         input_ids: ``[B, T]``.
-        block: which block; negative counts from the end.
-        channels: which channels of the filter.
+        block: index of the block; negative indices count from the end.
+        channels: indices of channels of the filter.
 
     Returns:
         ``[B, len(channels), T, T]``, lower triangular.
@@ -89,7 +89,9 @@ def attention_maps(
     blocks: list[Block] = model.stack()
     chosen = blocks[block]
     if not isinstance(chosen.mixer, KLA):
-        raise ValueError(f"block {block} is a block of {chosen.kind}: it has no Kalman map.")
+        raise ValueError(
+            f"block {block} is a block of {chosen.kind}: it has no Kalman attention map."
+        )
     with torch.no_grad():
         end = range(len(blocks))[block] + 1
         read = walk(blocks[:end], model.embed(input_ids), hold=True).readout

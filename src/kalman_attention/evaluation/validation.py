@@ -1,8 +1,9 @@
-"""Bits per byte of a validation split, as it is watched during training.
+"""Bits per byte of a validation split, as monitored during training.
 
-Nats over the targets that are no special tokens, over (ln 2 x their bytes): comparable between
-tokenizers. Rows are windows of the text, so a token sees at most one row before it; ``kla eval``
-scores documents one by one instead, with all that precedes.
+The loss in nats, summed over the targets that are not special tokens and divided by (ln 2 x their
+bytes), which is comparable across tokenizers. Rows are windows of the text, so that a token is
+predicted from at most one row; ``kla eval`` instead scores whole documents, each token with
+everything before it.
 """
 
 import math
@@ -30,17 +31,17 @@ def validation_bits(
     tokens: int | None = None,
     reset_state: bool = False,
 ) -> Callable[[nn.Module], dict[str, float]]:
-    """A measurement of language models on the validation split, by the posterior mean.
+    """A function that measures language models on the validation split, by the posterior mean.
 
     Args:
         data: the opened shards, with their tokenizer.
         seq_len: tokens of a row.
-        batch_size: rows that go through the model at a time; changes nothing else.
-        tokens: score this many at most, in rows evenly apart; None for all whole rows.
-        reset_state: forget at the borders of documents.
+        batch_size: rows per forward pass; does not change the result.
+        tokens: maximum number of tokens to score, in evenly spaced rows; None for all whole rows.
+        reset_state: forget at document boundaries.
 
     Returns:
-        A function of the model that gives ``bits_per_byte`` and ``loss``, nats per scored token.
+        A function of the model that returns ``bits_per_byte`` and ``loss``, nats per scored token.
     """
     sizes = torch.from_numpy(data.tokenizer().token_bytes())
     available = data.index.total("tokens", VALIDATION)
@@ -74,13 +75,13 @@ def validation_calibration(
     batch_size: int,
     reset_state: bool = False,
 ) -> Calibration:
-    """Whether the confidence of a model is deserved, on all whole rows of the validation split.
+    """Calibration of a model on all whole rows of the validation split.
 
     Args:
         model: the model.
         data: the opened shards, with their tokenizer.
         seq_len: tokens of a row.
-        batch_size: rows that go through the model at a time; changes nothing else.
+        batch_size: rows per forward pass; does not change the result.
         reset_state: forget at document boundaries.
     """
     text = torch.from_numpy(data.tokenizer().token_bytes()) > 0
@@ -98,7 +99,7 @@ def validation_calibration(
 
 
 def _read(model: LanguageModel, batch: Batch, reset_state: bool) -> tuple[Tensor, Tensor]:
-    """What the head sees of a batch, and the tokens it should predict from it."""
+    """The input of the head for a batch, and its targets."""
     placed = Batch(*(x.to(model.embedding.weight.device) for x in batch))
     inputs, targets, borders = placed.packed() if reset_state else (*placed[:2], None)
     return model(inputs, cu_seqlens=borders, logits_to_keep=0).hidden, targets
@@ -107,7 +108,7 @@ def _read(model: LanguageModel, batch: Batch, reset_state: bool) -> tuple[Tensor
 def _rows(data: ShardedTokens, seq_len: int, batch_size: int, rows: int) -> Iterator[Batch]:
     """A number of rows of the split, in batches.
 
-    Evenly apart and not the first: the first documents may be easier, or harder, than the others.
+    Rows are evenly spaced, because the first documents may be easier or harder than the others.
     """
     loader = WindowLoader(data, batch_size, seq_len, split=VALIDATION, lanes=rows)
     for begin in range(0, rows, batch_size):

@@ -1,4 +1,4 @@
-"""Zero-shot scores by lm-evaluation-harness, from local files or from the hub."""
+"""Zero-shot evaluation through lm-evaluation-harness, with data from local files or the hub."""
 
 import contextlib
 import io
@@ -22,17 +22,17 @@ from kalman_attention.models.language_model import LanguageModel
 
 
 class HarnessModel(TemplateLM):
-    """A language model as the harness wants it: log-likelihoods of continuations.
+    """A language model with the interface of the harness: log-likelihoods of continuations.
 
     Args:
         model: the model.
         tokenizer: its tokenizer.
         bos: whether every context begins with start of text (an empty one always does).
-        batch_size: rows of a batch; the scores do not depend on it.
-        max_length: tokens the model may read.
-        num_samples: posterior samples (KLA+); 0 for the posterior mean.
-        seed: of the samples.
-        report: called with the number of requests that are done.
+        batch_size: rows per batch; the scores do not depend on it.
+        max_length: maximum number of tokens the model reads.
+        num_samples: number of posterior samples (KLA+); 0 uses the posterior mean.
+        seed: seed of the samples.
+        report: called with the number of finished requests.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class HarnessModel(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """Start of text, which stands before an empty context."""
+        """The start-of-text token, used as the context if there is none."""
         return self.text.bos
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """Token ids, after start of text if that was asked for."""
+        """Token ids, after start of text if requested."""
         begin = self.bos if add_special_tokens is None else add_special_tokens
         return [self.text.bos] * begin + self.text.encode(string)
 
@@ -81,7 +81,7 @@ class HarnessModel(TemplateLM):
         return found
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-        """Log-probabilities of whole texts, the state carried on."""
+        """Log-probabilities of whole texts, with the state carried from chunk to chunk."""
         samples = {name: self.options[name] for name in ("num_samples", "seed")}
         texts = (request.args[0] for request in requests)
         return [
@@ -90,7 +90,7 @@ class HarnessModel(TemplateLM):
         ]
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
-        """Not for these models."""
+        """Not supported."""
         raise NotImplementedError("tasks that generate text are not supported, only likelihoods.")
 
 
@@ -105,13 +105,13 @@ def evaluate_zero_shot(
 
     Args:
         harness: the model with its options.
-        names: tasks; with ``data`` out of ``BENCHMARKS``, else any task of the harness.
-        data: folder with local files; None fetches the data from the hub.
-        limit: only this many items, the first ones, of each task.
+        names: tasks: with ``data``, names from ``BENCHMARKS``; otherwise any task of the harness.
+        data: folder with local files; None downloads the data from the hub.
+        limit: use only the first ``limit`` items of each task.
 
     Returns:
         ``{"settings": ..., "tasks": {name: {"items", "metric", "acc", "acc_stderr", ...}}}``,
-        scores as shares of 1.
+        with scores between 0 and 1.
     """
     with _quiet():
         tasks = [local_task(name, data) for name in names] if data else _hub_tasks(names)
@@ -140,7 +140,7 @@ def evaluate_zero_shot(
 
 
 def local_task(name: str, data: Path) -> ConfigurableTask:
-    """A task of the harness that reads a local file and asks what the official one asks."""
+    """A task of the harness that reads a local file and asks the same as the official one."""
     if name not in BENCHMARKS:
         raise ValueError(unknown("task with local files", name, BENCHMARKS))
     return ConfigurableTask(config=_config(BENCHMARKS[name], BENCHMARKS[name].read(data)))
@@ -167,7 +167,7 @@ def _config(benchmark: Benchmark, questions: list[Question]) -> dict[str, Any]:
             "metric_list": [{"metric": "acc"}],
         }
     if len(questions[0].contexts) > 1:
-        # Several contexts: the harness then takes the place of the right one for the text.
+        # With several contexts, the harness expects the index of the right one as the text.
         return config | {
             "doc_to_text": lambda doc: doc["gold"],
             "doc_to_target": lambda doc: doc["choices"][0],
@@ -184,9 +184,9 @@ def _config(benchmark: Benchmark, questions: list[Question]) -> dict[str, Any]:
 def _hub_tasks(names: Sequence[str]) -> list[Any]:
     try:
         found = TaskManager().load(list(names))
-    except Exception as error:  # no network, no such data set: the harness says which
+    except Exception as error:  # no network, or no such dataset: the harness says which
         raise ValueError(
-            f"the data could not be had from the hub: {error}. Give local files with --task-data."
+            f"cannot download the data from the hub: {error}. Pass local files with --task-data."
         ) from error
     return list(found["tasks"].values())
 
@@ -199,7 +199,7 @@ def _by_name(tasks: list[Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the harness's bars, and its remarks about options that are not used here."""
+    """Silence the progress bars of the harness, and its warnings about options not used here."""
     logger = logging.getLogger("lm_eval")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,1 +1,1 @@
-"""One page to look inside a model: tokens, predictions, and what each token reads from."""
+"""A page that shows the inside of a model: tokens, predictions, and what each token reads from."""

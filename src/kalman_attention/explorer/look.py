@@ -1,7 +1,7 @@
-"""Everything that the page shows of one sequence, as plain data.
+"""Everything that the page shows about one sequence, as plain data.
 
-The page carries the evidence of every KLA layer (keys, queries, precisions and dynamics) and runs
-the filter itself, in ``script.js``, for the layer, channel and token that a reader picks: the
+The page contains the evidence of every KLA layer (keys, queries, precisions and dynamics) and runs
+the filter itself, in ``script.js``, for the layer, channel and token that the reader selects: the
 weights of all channels would be T^2 D numbers per layer.
 """
 
@@ -25,23 +25,23 @@ from kalman_attention.ops.frames import into_frames
 from kalman_attention.tasks.task import IGNORE, Task
 
 MOST_TOKENS = 512
-"""Of a longer text the beginning is shown; the page is for looking closely."""
+"""Longer texts are cut: the page is for close inspection."""
 
 _TOP = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A sequence to look at.
+    """A sequence to inspect.
 
     Attributes:
         tokens: ``[T]``.
-        targets: what is to be predicted after each token, ``[T]``; ``IGNORE`` for nothing.
-        pieces: how each token is shown.
-        name: from a token to its name in lists.
-        kind: ``"text"``, where predictions are shown at the token they are for, or ``"task"``,
-            where they are shown at the token that asks.
-        about: one line on where the sequence comes from.
+        targets: the target after each token, ``[T]``; ``IGNORE`` for none.
+        pieces: display text of each token.
+        name: maps a token to its name in lists.
+        kind: ``"text"``, where a prediction is shown at the token that it predicts, or ``"task"``,
+            where it is shown at the token that it is made from.
+        about: one line on the origin of the sequence.
     """
 
     tokens: Tensor
@@ -53,11 +53,11 @@ class Subject:
 
 
 def text_subject(tokenizer: Tokenizer, text: str, most: int = MOST_TOKENS) -> Subject:
-    """A text, after start of text."""
+    """A text, preceded by start of text."""
     ids = tokenizer.encode(text)
     shown = ids[:most]
     if not shown:
-        raise ValueError("there is no text to look at: give some.")
+        raise ValueError("the text is empty: enter some text.")
     tokens = torch.tensor([tokenizer.bos, *shown])
     specials = set(tokenizer.special_ids())
 
@@ -82,9 +82,9 @@ def task_subject(task: Task, name: str, *, seed: int = 0, index: int = 0) -> Sub
 
     Args:
         task: the task.
-        name: what it is called.
-        seed: random seed of the set.
-        index: which sequence of it.
+        name: its display name.
+        seed: random seed of the test set.
+        index: index of the sequence.
     """
     if index >= task.size("test"):
         raise ValueError(f"the test set has {task.size('test'):,} sequences, numbered from 0.")
@@ -103,7 +103,7 @@ def task_subject(task: Task, name: str, *, seed: int = 0, index: int = 0) -> Sub
 
 @dataclass
 class _Trace:
-    """A visitor that keeps beliefs, and the read-out of every block."""
+    """A visitor that collects variances, gains and the read-out of every block."""
 
     beliefs: Beliefs = field(default_factory=Beliefs)
     layers: list[tuple[Block, Readout | None]] = field(default_factory=list)
@@ -116,17 +116,17 @@ class _Trace:
 
 @torch.no_grad()
 def look(model: LanguageModel, subject: Subject, *, title: str) -> dict[str, Any]:
-    """All that the page shows, ready for JSON.
+    """Everything that the page shows, ready for JSON.
 
     Args:
-        model: any language model; what its blocks do not have is missing.
+        model: any language model; blocks other than KLA have no variance, gain or weights.
         subject: the sequence.
-        title: what the model is called.
+        title: display name of the model.
     """
     if int(subject.tokens.max()) >= model.config.vocab_size:
         raise ValueError(
-            f"a token is number {int(subject.tokens.max())}, but the model knows "
-            f"{model.config.vocab_size:,}: it was trained on something else."
+            f"the sequence contains token {int(subject.tokens.max())}, but the model has a "
+            f"vocabulary of {model.config.vocab_size:,}: it was trained on something else."
         )
     trace = _Trace()
     ids = subject.tokens.unsqueeze(0).to(model.embedding.weight.device)
@@ -135,7 +135,7 @@ def look(model: LanguageModel, subject: Subject, *, title: str) -> dict[str, Any
     targets = subject.targets.to(ids.device).unsqueeze(0)
     columns = score_predictions([prediction], targets.clamp(min=0))
     if not bool(columns["nll"].isfinite().all()):
-        raise FloatingPointError("the model predicts numbers that are not finite.")
+        raise FloatingPointError("the predictions of the model are not finite.")
     counted = targets[0] != IGNORE
     scores = {
         name: _shown(columns[name][0], counted, subject.kind)
@@ -147,7 +147,7 @@ def look(model: LanguageModel, subject: Subject, *, title: str) -> dict[str, Any
         for places, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
     ]
     wanted = [subject.name(i) if i >= 0 else None for i in subject.targets.tolist()]
-    if subject.kind == "text":  # each prediction stands at the token it is for
+    if subject.kind == "text":  # each prediction is shown at the token that it predicts
         lists, wanted = [[], *lists[:-1]], [None, *wanted[:-1]]
     return {
         "title": title,
@@ -163,7 +163,7 @@ def look(model: LanguageModel, subject: Subject, *, title: str) -> dict[str, Any
 
 
 def _shown(values: Tensor, counted: Tensor, kind: str) -> list[float | None]:
-    """One value per token, or None where nothing was to be predicted."""
+    """One value per token, or None where there is no target."""
     flat = [
         round(x, 5) if there else None
         for x, there in zip(values.tolist(), counted.tolist(), strict=True)
@@ -172,7 +172,7 @@ def _shown(values: Tensor, counted: Tensor, kind: str) -> list[float | None]:
 
 
 def _layer(block: Block, read: Readout | None, place: int, beliefs: Beliefs) -> dict[str, Any]:
-    """A block: its kind, and for KLA its beliefs and the evidence that made them."""
+    """A block: its kind, and for KLA its variance, gain and evidence."""
     variance, gain = beliefs.variance[place], beliefs.gain[place]
     if read is None or variance is None or gain is None or not isinstance(block.mixer, KLA):
         return {"kind": block.kind}

@@ -1,8 +1,8 @@
-"""The page: one HTML file that needs nothing else and loads nothing from anywhere.
+"""The page: one self-contained HTML file that loads nothing from elsewhere.
 
-Jinja2 fills the template with autoescape on; what a model or a text says reaches the page only as
-JSON, and the script writes it as text, never as markup. The policy in the page's head allows the
-script and the style that it was made with, by their checksums, and no others.
+Jinja2 fills the template with autoescape on; output of a model and text enter the page only as
+JSON, and the script writes them as text, never as markup. The content security policy of the page
+allows its own script and style, by their checksums, and no others.
 """
 
 import base64
@@ -11,15 +11,15 @@ import importlib.resources
 from typing import Any
 
 MOST_CHARACTERS = 20_000
-"""Of a text that is typed into the page."""
+"""Maximum length of a text typed into the page."""
 
 
 def render(data: dict[str, Any], *, live: bool = False) -> str:
     """The page as HTML.
 
     Args:
-        data: what ``look`` returned.
-        live: whether there is a server that reads what is typed.
+        data: the output of ``look``.
+        live: whether there is a server that reads typed text.
     """
     try:
         import jinja2
@@ -43,7 +43,7 @@ def render(data: dict[str, Any], *, live: bool = False) -> str:
 
 
 def policy(style: str, script: str, *, live: bool) -> str:
-    """What the browser may do: run these two, and talk to this server if there is one."""
+    """The content security policy: allow these two, and requests to this server if there is one."""
     allowed = {
         "default-src": "'none'",
         "style-src": _checksum(style),

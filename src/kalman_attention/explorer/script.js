@@ -7,19 +7,19 @@ const SCORES = {
   },
   entropy: {
     name: "Entropy", unit: "nats",
-    what: "How undecided the model was before it saw the token. It says nothing about the token itself.",
+    what: "How uncertain the model was before it saw the token. It does not depend on the token itself.",
   },
   max_prob: {
     name: "Top probability", unit: "",
-    what: "Probability of the most likely token in this place, right or wrong.",
+    what: "Probability of the most likely token at this position, right or wrong.",
   },
   log_variance: {
     name: "Log-variance", unit: "", layered: true,
-    what: "How unsure the layer is of its read-out after the token. It depends on how much was seen, never on the values.",
+    what: "How uncertain the layer is about its read-out after the token. It depends on how much was observed, never on the values.",
   },
   gain: {
     name: "Gain", unit: "", layered: true,
-    what: "Share of the layer's belief that this token replaced, mean over channels and slots.",
+    what: "Share of the layer's state that this token replaced, mean over channels and slots.",
   },
 };
 const view = { data: null, score: "nll", layer: -1, channel: null, here: null, pinned: null, known: null };
@@ -112,7 +112,7 @@ function weightsAt(t) {
   return view.known;
 }
 
-/* What is shown. */
+/* Display. */
 
 function scoreValues(key) {
   if (!SCORES[key].layered) return view.data.scores[key];
@@ -223,7 +223,7 @@ function bars(rows, most) {
   }));
 }
 
-/* A leading space belongs to a token and is hard to see: shown as a faint dot. */
+/* A leading space belongs to a token and is hard to see, so it is shown as a faint dot. */
 function named(text) {
   const shown = text.replaceAll("\n", "↵").replaceAll("\t", "⇥"), bare = shown.replace(/^ +/, "");
   const lead = "·".repeat(shown.length - bare.length);
@@ -254,7 +254,7 @@ function guide() {
   const about = make("dl", { class: "guide" });
   for (const [key, { name, what }] of Object.entries(SCORES))
     if (!SCORES[key].layered || view.layer >= 0) about.append(make("dt", {}, name), make("dd", {}, what));
-  return [make("p", { class: "note" }, "Hover or focus a token to see what was predicted. Click it, or press Enter, to see what it reads from; arrow keys move, Escape ends."), about];
+  return [make("p", { class: "note" }, "Hover or focus a token to see what was predicted. Click it, or press Enter, to see what it reads from; arrow keys move, Escape closes."), about];
 }
 
 function predicted(i) {
@@ -274,7 +274,7 @@ function readFrom(i) {
   const layer = view.data.layers[view.layer];
   if (!layer || !layer.channels)
     return [make("p", { class: "note" }, layer
-      ? `Layer ${view.layer} is ${layer.kind}: it holds no belief, so it has no variance, gain or Kalman weights.`
+      ? `Layer ${view.layer} is ${layer.kind}: it has no posterior, so it has no variance, gain or Kalman weights.`
       : "No layer of this model is KLA: there is no variance, gain or Kalman weight.")];
   const parts = [], at = view.pinned ?? i, where = view.channel === null ? "mean" : `channel ${view.channel}`;
   if (view.pinned !== null) {
@@ -284,13 +284,13 @@ function readFrom(i) {
     parts.push(make("h2", {}, `Token ${at} reads from (layer ${view.layer}, ${where})`), bars(rows, most));
   }
   const run = view.channel === null ? null : runFilter(layer, view.channel);
-  parts.push(make("h2", {}, `Belief over time (layer ${view.layer}, ${where})`),
+  parts.push(make("h2", {}, `Posterior over time (layer ${view.layer}, ${where})`),
     plot("Gain", run ? run.gain : layer.gain, i),
     plot("Log-variance", run ? run.variance.map(Math.log) : layer.log_variance, i));
   return parts;
 }
 
-/* What readers do. */
+/* Interaction. */
 
 function show(i) {
   view.here = i;
@@ -308,7 +308,7 @@ function pin(i) {
   find("status").textContent = `Token ${i} pinned: ${view.data.tokens[i].trim()}`;
 }
 
-/* Scroll only if the token is out of sight: above, below, or under the panel of a small screen. */
+/* Scroll only if the token is not visible: above, below, or under the panel of a small screen. */
 function reveal(node) {
   const sheet = find("panel"), bar = document.querySelector(".bar"), box = node.getBoundingClientRect();
   const floor = getComputedStyle(sheet).position === "fixed" ? sheet.getBoundingClientRect().top : innerHeight;
@@ -386,7 +386,7 @@ function token(text, i) {
   const { data } = view, special = data.kind === "text" && i === 0;
   const asked = data.kind === "task" && data.wanted[i] !== null;
   const node = make("span", { class: `token${special ? " special" : ""}${asked ? " asked" : ""}`, role: "button", "data-i": i });
-  // The space before a word stays uncoloured, and outside where a line may end.
+  // The space before a word stays uncoloured and outside the token, so that a line may break there.
   const bare = text.replace(/^ +(?=\S)/, ""), ink = make("span", { class: "ink" });
   (bare || "·").split("\n").forEach((part, j) => {
     if (j) ink.append(make("span", { class: "break", "aria-hidden": "true" }, "↵"), "\n");
@@ -415,14 +415,14 @@ async function readTyped() {
 
 function start() {
   const text = find("text"), place = (event) => event.target.closest(".token");
-  // On a small screen the panel lies over the text: there it opens for a tap, not for a pointer.
+  // On a small screen the panel covers the text: there it opens on a tap, not on hover.
   const hovers = matchMedia("(hover: hover) and (min-width: 901px)");
   text.addEventListener("mouseover", (event) => {
     if (hovers.matches && place(event)) show(Number(place(event).dataset.i));
   });
   text.addEventListener("mouseleave", () => { if (hovers.matches) show(view.pinned); });
   text.addEventListener("focusin", (event) => {
-    // Focus that a click brings says nothing: what appeared now would catch the end of the click.
+    // Ignore focus caused by a click: anything that appeared now would catch the end of the click.
     if (event.target.matches(".token:focus-visible")) show(Number(event.target.dataset.i));
   });
   text.addEventListener("click", (event) => {

@@ -1,8 +1,9 @@
-"""The page live: a server on the loopback interface that reads what is typed.
+"""The live page: a server on the loopback interface that reads typed text.
 
-It serves one person on one machine. Only this machine can connect; a request must name it as host,
-so that a page from elsewhere cannot reach it under another name; what is posted must be JSON, which
-browsers do not send across sites without asking; bodies are short, and slow clients are dropped.
+It serves one person on one machine. Only this machine can connect; the host of a request must be
+this machine, so that a page from elsewhere cannot reach it under another name; posted data must be
+JSON, which browsers do not send across sites without a preflight request; bodies are short, and
+slow clients are dropped.
 """
 
 import json
@@ -17,18 +18,18 @@ from kalman_attention.explorer.page import MOST_CHARACTERS
 
 HOST = "127.0.0.1"
 MOST_BYTES = 4 * MOST_CHARACTERS + 1024
-"""Of a request: UTF-8 takes up to four bytes for a character."""
+"""Maximum size of a request: UTF-8 needs up to four bytes per character."""
 
 _SECONDS = 20
 
 
 class ExplorerServer(ThreadingHTTPServer):
-    """Serves the page, and what the model makes of texts that are posted to it.
+    """Serves the page, and the model's reading of posted texts.
 
     Args:
         page: the page as HTML.
-        look: from a text to what the page shows; one call at a time.
-        port: where to listen; 0 takes a free one.
+        look: maps a text to the data of the page; calls are serialised.
+        port: port to listen on; 0 selects a free one.
     """
 
     daemon_threads = True
@@ -39,28 +40,28 @@ class ExplorerServer(ThreadingHTTPServer):
         super().__init__((HOST, port), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that leave in the middle; anything else is a fault of ours."""
+        """Ignore clients that disconnect early; report everything else."""
         if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port it listens on."""
         return int(self.server_address[1])
 
     @property
     def url(self) -> str:
-        """What to open in a browser."""
+        """The address to open in a browser."""
         return f"http://{HOST}:{self.port}/"
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The names under which a request may ask for it."""
+        """The host names that a request may use."""
         return f"{HOST}:{self.port}", f"localhost:{self.port}"
 
 
 class _Refusal(Exception):  # noqa: N818 (an answer, not a failure)
-    """A request that is not served, and why."""
+    """A request that is rejected, and why."""
 
     def __init__(self, status: HTTPStatus, why: str) -> None:
         super().__init__(why)
@@ -79,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self._page)
 
     def do_POST(self) -> None:
-        """What the model makes of a text."""
+        """The model's reading of a text."""
         self._answer(self._look)
 
     def _answer(self, serve: Callable[[], None]) -> None:
@@ -87,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._check_origin()
             serve()
         except _Refusal as refusal:
-            self.close_connection = True  # what is left of the body is not a request
+            self.close_connection = True  # the rest of the body is not a request
             self._json(refusal.status, {"error": str(refusal)})
 
     def _page(self) -> None:
@@ -105,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._json(HTTPStatus.OK, found)
 
     def _check_origin(self) -> None:
-        """Refuse what is not for this server, or not from its own page or no page at all."""
+        """Reject requests for other hosts, and requests from pages other than its own."""
         origins = (None, *(f"http://{host}" for host in self.server.hosts))
         if self.headers.get("Host") not in self.server.hosts or (
             self.headers.get("Origin") not in origins
@@ -116,11 +117,11 @@ class _Handler(BaseHTTPRequestHandler):
         """The text that was posted."""
         length = self.headers.get("Content-Length", "")
         if self.path != "/look":
-            raise _Refusal(HTTPStatus.NOT_FOUND, "texts are posted to /look.")
+            raise _Refusal(HTTPStatus.NOT_FOUND, "post texts to /look.")
         if self.headers.get_content_type() != "application/json":
             raise _Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "post application/json.")
         if not (length.isascii() and length.isdigit()):
-            raise _Refusal(HTTPStatus.LENGTH_REQUIRED, "say how long the body is.")
+            raise _Refusal(HTTPStatus.LENGTH_REQUIRED, "the request needs a Content-Length.")
         most = f"a text has at most {MOST_CHARACTERS:,} characters."
         if len(length) > 9 or int(length) > MOST_BYTES:
             raise _Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, most)
@@ -148,4 +149,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Nothing: requests are not news, and their lines could hold anything."""
+        """Do not log requests: they are of no interest, and could contain anything."""

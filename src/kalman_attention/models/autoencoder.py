@@ -1,4 +1,4 @@
-"""The autoencoder of MAD's compression task: a sequence into one vector, and back.
+"""The autoencoder of MAD's compression task: a sequence is compressed into one vector and restored.
 
 ::
 
@@ -26,14 +26,15 @@ from kalman_attention.nn.readout import Readout
 
 @dataclass(frozen=True, kw_only=True)
 class AutoencoderConfig:
-    """An encoder with the widths of its decoder.
+    """Options of an ``Autoencoder``.
 
     Attributes:
-        encoder: vocabulary, width, blocks and what stands around them; ``decoder_widths`` of None
-            means d_model twice here, as in MAD-Lab. What it says about the head of a language model
-            has no place here: the head is not tied, has a bias, and starts like every linear map.
-        init_std: spread of the initial weights of all linear maps but those of the group
-            ``state_space``. Biases of mixers (a step size, say) keep their own start.
+        encoder: vocabulary, width, blocks and scaffold; ``decoder_widths`` of None means two layers
+            of width d_model here, as in MAD-Lab. Options for the head of a language model do not
+            apply: the head is not tied, has a bias, and is initialised like every linear map.
+        init_std: standard deviation of the initial weights of all linear maps except those in the
+            parameter group ``state_space``. Biases of mixers (such as a step size) keep their own
+            initialisation.
     """
 
     encoder: LanguageModelConfig
@@ -43,18 +44,18 @@ class AutoencoderConfig:
         encoder = self.encoder
         if encoder.d_model % 2 or encoder.d_model < 4:
             raise ValueError(
-                f"d_model must be even and at least 4, got {encoder.d_model}: half of it are "
-                "sines of the position, half cosines."
+                f"d_model must be even and at least 4, got {encoder.d_model}: half of the channels "
+                "encode the position by sines, half by cosines."
             )
         if encoder.tie_embeddings or encoder.logit_softcap is not None or encoder.head_std:
             raise ValueError(
-                "tie_embeddings, logit_softcap and head_std belong to a language model; leave "
-                "them at their defaults. The autoencoder's head starts with init_std."
+                "tie_embeddings, logit_softcap and head_std apply to language models only; leave "
+                "them at their defaults. The autoencoder's head is initialised with init_std."
             )
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Hidden widths of the decoder, first one first."""
+        """Hidden widths of the decoder, in order."""
         if self.encoder.decoder_widths is None:
             return self.encoder.d_model, self.encoder.d_model
         return self.encoder.decoder_widths
@@ -77,9 +78,9 @@ class AutoencoderConfig:
 
 
 class Autoencoder(BlockStack):
-    """Reconstructs a sequence from what its encoder holds after the last token.
+    """Reconstructs a sequence from the output of its encoder at the last token.
 
-    Methods have the names and meanings of those of ``LanguageModel``.
+    Methods have the same names and meanings as those of ``LanguageModel``.
 
     Args:
         config: options.
@@ -140,14 +141,16 @@ class Autoencoder(BlockStack):
         return self.logits(self.stack()[-1].resume(latent, *inner) + positions)
 
     def _run(self, input_ids: Tensor, **options: Any) -> BlockOutput:
-        """The code, or its posterior, at every position, with the positions added or at hand."""
+        """The code at every position with position encodings added, or its posterior with them."""
         if input_ids.dim() != 2 or input_ids.shape[1] == 0:
             raise ValueError(
                 f"tokens must be [B, T] with T at least 1, got {list(input_ids.shape)}: an empty "
-                "sequence has no last token to hold a code."
+                "sequence has no last token to take the code from."
             )
         if options.pop("mask", None) is not None or options.pop("cu_seqlens", None) is not None:
-            raise ValueError("an autoencoder takes rows of one length, without mask or packing.")
+            raise ValueError(
+                "an autoencoder accepts rows of equal length only: it has no mask and no packing."
+            )
         x = self.embed(input_ids)
         found, T = self.walk(x, **options), input_ids.shape[1]
         positions = sinusoids(T, x.shape[-1]).to(x)

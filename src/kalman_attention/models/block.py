@@ -1,4 +1,4 @@
-"""One block: norm, mixer, residual; then, if wanted, norm, MLP, residual."""
+"""One block: norm, mixer, residual; then, optionally, norm, MLP, residual."""
 
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ class MLP(nn.Module):
     Args:
         d_model: width of input and output.
         hidden: width in between.
-        kind: which of the two.
+        kind: ``"swiglu"`` or ``"relu2"``.
     """
 
     def __init__(self, d_model: int, hidden: int, kind: str) -> None:
@@ -42,13 +42,13 @@ class MLP(nn.Module):
 
 
 class BlockOutput(NamedTuple):
-    """What a block returns, always; ``models.stack.walk`` returns the same of all blocks.
+    """Output of a block; ``models.stack.walk`` returns the same type for all blocks together.
 
     Attributes:
         y: the residual stream after the block, ``[B, T, d_model]`` or ``[B, d_model]``.
-        state: of the mixer; of several blocks, one each.
-        readout: the posterior of the mixer's read-out; None for a mixer without one, and where one
-            token went through without anything of it being asked for.
+        state: state of the mixer; for several blocks, a tuple of one state each.
+        readout: the posterior of the mixer's read-out; None for a mixer without one, and for a
+            single token when neither variance nor samples are requested.
     """
 
     y: Tensor
@@ -61,7 +61,7 @@ class Block(nn.Module):
 
     Args:
         config: options of the model.
-        mixer: its word in a plan, such as ``"kla"``.
+        mixer: its name in a plan, such as ``"kla"``.
     """
 
     def __init__(self, config: LanguageModelConfig, mixer: str) -> None:
@@ -90,13 +90,13 @@ class Block(nn.Module):
 
         Args:
             x: the residual stream; one token needs a state.
-            state: state of the last call on the same rows; None starts afresh.
+            state: state of the previous call on the same rows; None for the initial state.
             mask: ``[B, T]`` or ``[B]`` bool, False for padding.
-            cu_seqlens: borders of documents packed into one row (B = 1), ``[n + 1]`` int.
-            return_variance: have the read-out come with its variance.
+            cu_seqlens: document boundaries in one packed row (B = 1), ``[n + 1]`` int.
+            return_variance: also return the variance of the read-out.
             sample: pass on a posterior sample instead of the mean, if there is a posterior.
-            generator: source of its randomness.
-            hold: stop at the posterior: ``y`` is x as it came in, and ``resume`` goes on.
+            generator: source of randomness.
+            hold: stop at the posterior: ``y`` is the unchanged x, and ``resume`` continues.
         """
         with_variance = return_variance or sample or hold
         if x.dim() == 2 and not with_variance and isinstance(self.mixer, KLA):
@@ -113,7 +113,7 @@ class Block(nn.Module):
             return BlockOutput(self._go_on(latent, *read.context), read.state, read)
         if hold:
             raise ValueError(
-                f"this block holds no posterior: its mixer is {self.kind}. Samples and the "
+                f"this block has no posterior: its mixer is {self.kind}. Samples and the "
                 "marginal likelihood need KLA as the last mixer of the plan, as in "
                 "'attention*11 + kla'."
             )
@@ -124,18 +124,19 @@ class Block(nn.Module):
         return BlockOutput(self._channels(x + found.y), found.state, None)
 
     def resume(self, latent: Tensor, *context: Tensor) -> Tensor:
-        """Go on from the mean or from samples of the read-out, ``[..., T, d_inner]``.
+        """Continue from the mean or from samples of the read-out, ``[..., T, d_inner]``.
 
-        Cheap: gate, output projection, residual and MLP, all per token.
+        This is cheap: gate, output projection, residual and MLP, all per token.
 
         Args:
             latent: the read-out; leading axes broadcast.
-            *context: of the ``Readout``: what the mixer's ``write`` needs, and the residual.
+            *context: ``Readout.context``: what the mixer's ``write`` needs, and the residual.
         """
         return self._go_on(latent, *context)
 
     def _go_on(self, latent: Tensor, *context: Tensor) -> Tensor:
-        # Apart from ``resume``, around which sharded weights are gathered (``parallel``).
+        # Separate from ``resume``, which ``parallel`` wraps to gather sharded weights: inside
+        # ``forward`` they are gathered already.
         assert isinstance(self.mixer, KLA)
         *inner, residual = context
         return self._channels(residual + self.mixer.write(latent, *inner))
@@ -148,7 +149,7 @@ class Block(nn.Module):
 
     @torch.no_grad()
     def scale_residuals(self, factor: float) -> None:
-        """Multiply what the block adds to the residual stream, at initialisation."""
+        """Scale the initial weights that write into the residual stream."""
         self.mixer.out_proj.weight.mul_(factor)
         if self.mlp is not None:
             self.mlp.out_proj.weight.mul_(factor)

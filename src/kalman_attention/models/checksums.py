@@ -1,8 +1,8 @@
-"""Checksums of a folder's files: a bit that has changed is an error, not a worse result.
+"""Checksums of the files in a folder, so that a flipped bit is an error and not a worse result.
 
-``save_model`` and ``save_pretrained`` write ``checksums.json`` last and remove an old one first, so
-that a crash leaves a folder without it, which is read unchecked. A training checkpoint lists its
-files in ``checkpoint.json`` in the same form. Remove the file to change a model by hand.
+``save_model`` and ``save_pretrained`` remove an old ``checksums.json`` first and write the new one
+last, so that a crash leaves a folder without one, which is read unchecked. A training checkpoint
+lists its files in ``checkpoint.json`` in the same format. To edit a model by hand, remove the file.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class FileSum:
-    """What a file must be.
+    """Expected size and checksum of a file.
 
     Attributes:
         bytes: its size.
@@ -39,18 +39,18 @@ def digest(data: bytes) -> str:
 
 
 def describe(files: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
-    """Size and checksum of contents, by the name of the file."""
+    """Size and checksum of file contents, by file name."""
     return {name: {"bytes": len(data), "sha256": digest(data)} for name, data in files.items()}
 
 
 def forget_checksums(folder: Path) -> None:
-    """Before files of a folder are written: what is there will soon be true no more."""
+    """Remove the checksums of a folder, before its files are overwritten."""
     (folder / CHECKSUMS).unlink(missing_ok=True)
     sync_folder(folder)
 
 
 def write_checksums(folder: Path, listed: Mapping[str, Mapping[str, Any]]) -> None:
-    """After files of a folder were written: note what they are."""
+    """Write the checksums of a folder, after its files were written."""
     write_atomically(folder / CHECKSUMS, (json.dumps({"files": listed}, indent=1) + "\n").encode())
 
 
@@ -69,19 +69,19 @@ def check_files(folder: Path, listed: object, source: Path) -> None:
 
     Args:
         folder: where they are.
-        listed: ``describe`` of them, as JSON gave it back.
+        listed: the output of ``describe`` for them, read back from JSON.
         source: the file that lists them, for errors.
     """
     entries = checked(dict[str, Any], listed, "files", str(source))
     for name, data in entries.items():
         if Path(name).name != name or name in (".", ".."):
-            raise ValueError(f"{source} is damaged: {name!r} is not the name of a file beside it.")
+            raise ValueError(f"{source} is damaged: {name!r} is not the name of a file next to it.")
         wanted = from_dict(FileSum, data, f"{source}, files.{name}")
         _check_file(folder / name, wanted, source)
 
 
 def check_folder(folder: Path, names: Iterable[str]) -> None:
-    """Compare the given files of a folder with what it says of them, if it does."""
+    """Compare the given files of a folder with its checksums, if it has any."""
     for source in (folder / CHECKSUMS, folder / MANIFEST):
         if source.exists():
             listed = checked(dict[str, Any], read_json(source).get("files"), "files", str(source))
@@ -91,7 +91,7 @@ def check_folder(folder: Path, names: Iterable[str]) -> None:
 
 
 def listed_size(path: Path) -> int | None:
-    """The size that the folder of a file says it has; None if it says nothing."""
+    """The size of a file according to the checksums of its folder; None if not listed."""
     source = path.parent / CHECKSUMS
     listed = read_json(source).get("files") if source.exists() else None
     if not isinstance(listed, dict) or path.name not in listed:

@@ -1,4 +1,4 @@
-"""What defines a language model, as plain data that survives JSON."""
+"""The configuration of a language model, as plain data that can be stored as JSON."""
 
 import dataclasses
 import math
@@ -34,7 +34,7 @@ class LanguageModelConfig:
         gated_deltanet: options of the Gated DeltaNet mixers, as for KLA.
         mlstm: options of the mLSTM mixers, as for KLA.
         lstm: options of the LSTM mixers, as for KLA.
-        others: options of mixers that ``register_mixer`` has added, by name, as for KLA.
+        others: options of mixers added by ``register_mixer``, by name, as for KLA.
         mlp: channel mixer after each mixer: ``"none"`` (KLA's gate is one already), ``"swiglu"``
             or ``"relu2"``.
         mlp_width: hidden width of the MLP; None means 4 d_model (8/3 d_model for SwiGLU).
@@ -43,14 +43,14 @@ class LanguageModelConfig:
         tie_embeddings: one matrix for embedding and head.
         logit_softcap: bound logits smoothly to plus or minus this value; None for no bound.
         norm_eps: added to the mean square in the norms.
-        embedding_std: spread of the initial embeddings.
-        head_std: spread of the initial head; None for ``nn.Linear``'s own start.
-        head_bias: add a learned bias, 0 at the start, to the logits.
-        depth_scaled_start: start the matrices that write into the residual stream smaller by the
-            square root of their number.
-        encoder_width: hidden width of an MLP between embedding and blocks; None for no such MLP.
-        decoder_widths: hidden widths of an MLP between blocks and head, first one first; None for
-            no such MLP (an autoencoder then has MAD-Lab's). See ``models/scaffold.py``.
+        embedding_std: standard deviation of the initial embeddings.
+        head_std: standard deviation of the initial head; None for the default of ``nn.Linear``.
+        head_bias: add a learned bias, initially 0, to the logits.
+        depth_scaled_start: divide the initial weights of the matrices that write into the residual
+            stream by the square root of their number.
+        encoder_width: hidden width of an MLP between embedding and blocks; None for no MLP.
+        decoder_widths: hidden widths of an MLP between blocks and head, in order; None for no MLP
+            (an autoencoder then uses MAD-Lab's). See ``models/scaffold.py``.
     """
 
     vocab_size: int
@@ -83,7 +83,7 @@ class LanguageModelConfig:
         if unknown or not self.layers:
             raise ValueError(
                 f"a plan names one mixer per block, out of {', '.join(MIXERS)}; got "
-                f"{', '.join(unknown) or 'no block at all'}. Mixers of your own come by "
+                f"{', '.join(unknown) or 'no block at all'}. Add your own mixers with "
                 "register_mixer."
             )
         for name in MIXERS:
@@ -113,7 +113,8 @@ class LanguageModelConfig:
             )
         if self.kla is not None and self.kla.smooth:
             raise ValueError(
-                "a language model predicts the tokens that kla.smooth=True would let it read. "
+                "a language model predicts the tokens that kla.smooth=True would let it read: "
+                "smoothing cannot be used here. "
                 "Smoothing is for whole series: see models/series.py."
             )
         self._check_scaffold()
@@ -133,16 +134,16 @@ class LanguageModelConfig:
 
     @property
     def head_width(self) -> int:
-        """Width of what the head sees: d_model, or the last of ``decoder_widths``."""
+        """Input width of the head: d_model, or the last of ``decoder_widths``."""
         return (self.d_model, *(self.decoder_widths or ()))[-1]
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The mixer of every block, first block first."""
+        """The mixer of every block, in order."""
         return parse_plan(self.plan)
 
     def mixer_options(self, name: str) -> Any:
-        """Options of the mixers of one kind, such as ``"kla"``, defaults filled in."""
+        """Options of the mixers of one kind, such as ``"kla"``, with defaults filled in."""
         return self._given(name) or MIXERS[name].config(d_model=self.d_model)
 
     def _given(self, name: str) -> Any:
@@ -167,13 +168,13 @@ class LanguageModelConfig:
 
         Args:
             data: nested dictionaries; names and types are checked.
-            where: what an error names, such as the file.
+            where: source of the data, such as a file, for error messages.
         """
         return from_dict(cls, _with_others(data, where), where)
 
 
 def _with_others(data: object, where: str) -> object:
-    """The same data with the options of registered mixers built, and in their place."""
+    """The same data, with the options of registered mixers turned into their dataclasses."""
     if not isinstance(data, Mapping):
         return data
     own = {field.name for field in dataclasses.fields(LanguageModelConfig)}

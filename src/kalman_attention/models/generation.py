@@ -1,4 +1,4 @@
-"""Text from a model: greedy or sampled, with how sure it was of every token."""
+"""Text generation: greedy or sampled, optionally with the uncertainty about every token."""
 
 import math
 from collections.abc import Iterator
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 class TokenUncertainty(NamedTuple):
-    """How sure the model was when it chose each token, ``[B, n]`` each, in nats.
+    """How uncertain the model was when it chose each token, ``[B, n]`` each, in nats.
 
     Attributes:
         entropy: of the predicted distribution.
         log_prob: of the token that was chosen.
         variance: posterior variance of the last read-out, mean over channels; None if the last
-            mixer has no belief.
-        aleatoric: part of the entropy that knowing the last read-out would not settle; None
+            mixer has no posterior.
+        aleatoric: part of the entropy that knowing the last read-out would not resolve; None
             without samples.
-        epistemic: part of the entropy that knowing it would settle, the mutual information with
+        epistemic: part of the entropy that knowing it would resolve: the mutual information with
             the last read-out only, not with earlier blocks or the weights; None without samples.
     """
 
@@ -43,7 +43,7 @@ class Generation(NamedTuple):
 
     Attributes:
         tokens: ``[B, n]``; a row that has stopped is filled up with the stop token.
-        uncertainty: one entry per token, or None when not asked for.
+        uncertainty: one entry per token, or None if not requested.
     """
 
     tokens: Tensor
@@ -55,9 +55,9 @@ class Sampling:
     """How the next token is chosen.
 
     Attributes:
-        temperature: 0 takes the most likely token.
-        top_k: only among this many of the most likely tokens.
-        top_p: only among the most likely tokens that together reach this probability.
+        temperature: 0 selects the most likely token.
+        top_k: sample only from the ``top_k`` most likely tokens.
+        top_p: sample only from the most likely tokens that together reach this probability.
     """
 
     temperature: float = 0.0
@@ -82,7 +82,7 @@ class Sampling:
             scores = scores.masked_fill(scores < scores.topk(k).values[:, -1:], -torch.inf)
         if self.top_p is not None:
             ordered, order = scores.softmax(-1).sort(descending=True)
-            # Dropped once the tokens before it suffice: the most likely one always stays.
+            # A token is dropped if those before it suffice, so the most likely one always stays.
             surplus = ordered.cumsum(-1) - ordered >= self.top_p
             dropped = torch.zeros_like(surplus).scatter(-1, order, surplus)
             scores = scores.masked_fill(dropped, -torch.inf)
@@ -90,14 +90,14 @@ class Sampling:
 
 
 class _Look(NamedTuple):
-    """The model at one position of every row."""
+    """Prediction of the model at one position of every row."""
 
     prediction: Prediction
     variance: Tensor | None
     states: tuple[object, ...]
 
     def at(self, token: Tensor) -> TokenUncertainty:
-        """How sure the model was of ``token``, ``[B]`` each."""
+        """Uncertainty about ``token``, ``[B]`` each."""
         log_probs, entropy, aleatoric, epistemic = self.prediction
         log_prob = log_probs.gather(-1, token.unsqueeze(-1)).squeeze(-1)
         return TokenUncertainty(entropy, log_prob, self.variance, aleatoric, epistemic)
@@ -144,7 +144,7 @@ def stream(
 
     Yields:
         The next token of every row, ``[B]``, until all rows have stopped; a row that has stopped
-        goes on with the stop token.
+        repeats the stop token.
     """
     if input_ids.dim() != 2:
         raise ValueError(
@@ -178,7 +178,7 @@ def stream(
 
 
 class _Reader:
-    """Looks at a model one position at a time, through the posterior if that is needed."""
+    """Reads a model one position at a time, through the posterior if needed."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class _Reader:
 
 
 def last_tokens(input_ids: Tensor, mask: Mask | None) -> tuple[Tensor, Tensor]:
-    """Rows and places of each row's last real token; place 0 in a row without any."""
+    """Row and position of each row's last real token; position 0 in a row without any."""
     rows = torch.arange(len(input_ids), device=input_ids.device)
     if mask is None:
         return rows, rows.new_full(rows.shape, input_ids.shape[1] - 1)

@@ -40,7 +40,7 @@ class LanguageModel(BlockStack):
 
     @torch.no_grad()
     def _start(self) -> None:
-        """Initialise what depends on the model as a whole; the modules have done the rest."""
+        """Initialise what depends on the whole model; the modules have initialised the rest."""
         if self.embedding.weight.is_meta:
             return  # a model without memory; see Embedding.reset_parameters
         config = self.config
@@ -67,12 +67,12 @@ class LanguageModel(BlockStack):
         Args:
             input_ids: tokens, ``[B, T]``; T may be 0.
             inputs_embeds: token embeddings instead, ``[B, T, d_model]``.
-            states: states of the last call on the same rows; None starts afresh.
+            states: states of the previous call on the same rows; None for the initial states.
             mask: ``[B, T]`` bool, False for padding, left or right.
-            cu_seqlens: borders of documents packed into one row (B = 1), ``[n + 1]`` int; states
+            cu_seqlens: document boundaries in one packed row (B = 1), ``[n + 1]`` int; states
                 are then per document.
             return_variances: also return the posterior variance of every block's read-out.
-            logits_to_keep: compute logits of the last positions only, this many; None for all.
+            logits_to_keep: number of last positions to compute logits for; None for all.
 
         Returns:
             ``ModelOutput(logits, states, hidden, variances)``.
@@ -100,7 +100,7 @@ class LanguageModel(BlockStack):
         mask: Mask | None = None,
         return_variances: bool = False,
     ) -> ModelOutput:
-        """One token per row, ``[B]``; logits come out as ``[B, vocab_size]``."""
+        """Process one token per row, ``[B]``; logits are ``[B, vocab_size]``."""
         x = self._embed(token, None, mask, axes=1)
         hidden, new, variances = self._hidden(x, states, return_variances, mask=mask)
         return ModelOutput(self.head_logits(hidden), new, hidden, variances)
@@ -117,8 +117,8 @@ class LanguageModel(BlockStack):
         """Run up to the posterior of the last block's read-out; arguments as for ``forward``.
 
         ``write(mean, *context)`` then gives the logits of ``forward``, and ``write(samples,
-        *context)`` those of posterior samples, from this one pass. One token per row, ``[B]``,
-        goes on from its states.
+        *context)`` those of posterior samples, from this one pass. A single token per row, ``[B]``,
+        continues from ``states``.
         """
         axes = 1 if input_ids is not None and input_ids.dim() == 1 else 2
         x = self._embed(input_ids, inputs_embeds, mask, axes=axes)
@@ -136,17 +136,17 @@ class LanguageModel(BlockStack):
         generator: torch.Generator | None = None,
         variance_of: VarianceOf = "readout",
     ) -> Uncertainty:
-        """How sure the model is at every token: variances, Kalman gains, entropies.
+        """Uncertainty of the model at every token: variances, Kalman gains, entropies.
 
         Args:
             input_ids: ``[B, T]``.
             mask: as for ``forward``.
             cu_seqlens: as for ``forward``.
-            num_samples: posterior samples; with some, the entropy is that of the marginal
-                prediction (KLA+) and comes split into aleatoric and epistemic parts, by the
-                mutual information with the read-out of the last block only.
-            generator: source of their randomness.
-            variance_of: ``"readout"``, or ``"output"`` to carry the variances through gate and
+            num_samples: number of posterior samples. If positive, the entropy is that of the
+                marginal prediction (KLA+) and is split into an aleatoric part and an epistemic
+                part, the mutual information with the read-out of the last block only.
+            generator: source of randomness.
+            variance_of: ``"readout"``, or ``"output"`` to propagate the variances through gate and
                 output projection to the width of the model, which is exact.
 
         Returns:
@@ -182,16 +182,17 @@ class LanguageModel(BlockStack):
         Args:
             input_ids: prompts, ``[B, T]``.
             max_new_tokens: length of the continuation.
-            states: what came before the prompts, as ``forward`` or ``prefill`` returned it; it is
-                not touched, so that many continuations may start from one prefix.
+            states: states before the prompts, as returned by ``forward`` or ``prefill``. They are
+                not modified, so that many continuations can start from one prefix.
             mask: ``[B, T]`` bool, False for padding, left or right.
-            temperature: 0 takes the most likely token; otherwise tokens are drawn.
-            top_k: draw among this many of the most likely tokens only.
-            top_p: draw among the most likely tokens that together reach this probability only.
-            stop_token: ends a row.
-            generator: source of the randomness.
-            num_samples: predict with this many posterior samples (KLA+); 0 uses the posterior mean.
-            output_uncertainty: also say how sure the model was of every token.
+            temperature: 0 selects the most likely token; otherwise tokens are sampled.
+            top_k: sample only from the ``top_k`` most likely tokens.
+            top_p: sample only from the most likely tokens that together reach this probability.
+            stop_token: token that ends a row.
+            generator: source of randomness.
+            num_samples: number of posterior samples to predict with (KLA+); 0 uses the posterior
+                mean.
+            output_uncertainty: also return the uncertainty about every token.
 
         Returns:
             ``Generation(tokens, uncertainty)``.
@@ -212,7 +213,7 @@ class LanguageModel(BlockStack):
     def _hidden(
         self, x: Tensor, states: States | None, return_variances: bool, **options: Any
     ) -> tuple[Tensor, States, tuple[Tensor | None, ...] | None]:
-        """Through blocks and decoder: what the head sees, new states, and variances if wanted."""
+        """Run blocks and decoder: input of the head, new states, and variances if requested."""
         seen = Variances()
         found = self.walk(x, states, return_variance=return_variances, visit=seen, **options)
         return self.decode(found.y), found.state, tuple(seen) if return_variances else None
@@ -225,9 +226,9 @@ class LanguageModel(BlockStack):
         *,
         axes: int = 2,
     ) -> Tensor:
-        """What the first block sees, and the checks of what was given."""
+        """Check the arguments and compute the input of the first block."""
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("pass either input_ids or inputs_embeds, one of the two.")
+            raise ValueError("pass either input_ids or inputs_embeds, exactly one of the two.")
         given = input_ids if inputs_embeds is None else inputs_embeds[..., 0]
         assert given is not None
         if given.dim() != axes:
@@ -244,7 +245,8 @@ class LanguageModel(BlockStack):
 def _wrong_axes(tokens: Tensor, axes: int) -> str:
     if axes == 1:
         return (
-            f"step takes one token per row, [B], got {list(tokens.shape)}. Prompts go to prefill."
+            f"step expects one token per row, [B], got {list(tokens.shape)}. Use prefill for "
+            "prompts."
         )
     way = "Add a batch axis to one sequence with unsqueeze(0)." if tokens.dim() == 1 else ""
     return f"tokens must be [B, T], got {list(tokens.shape)}. {way}".rstrip()

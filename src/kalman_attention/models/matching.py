@@ -1,19 +1,19 @@
 """The models of the paper's synthetic tables, at equal state sizes.
 
-``tab:model-dims`` for MAD and ``tab:mqar-model-configs`` for MQAR. Every row comes as *published*,
-with the options that the table prints, and as *matched*, with options whose state has the size of
-KLA's in the same table. They differ where the table's arithmetic does not close:
+``tab:model-dims`` for MAD and ``tab:mqar-model-configs`` for MQAR. Every row exists as *published*,
+with the options that the table prints, and as *matched*, with options whose state is as large as
+KLA's in the same table. They differ where the table's own arithmetic does not add up:
 
 - mLSTM (MAD): 16 heads of 16 channels in a width of 256 make 4,096 numbers, not 2,048. Half the
   query and key width makes 2,048.
 - GLA (MQAR): the printed expansions give half of the printed state, 1,024, 2,048 and 4,096. Twice
-  the key width gives what is printed.
-- Gated DeltaNet (MQAR): 2,304 rather than 2,048 and so on, which the paper says and explains by
-  widths that must be multiples of 16 or 32. Keys and values of d_model, in heads of 32 channels,
-  are such multiples and match exactly.
+  the key width gives the printed numbers.
+- Gated DeltaNet (MQAR): 2,304 rather than 2,048 and so on, which the paper states and explains by
+  widths that must be multiples of 16 or 32. Keys and values of width d_model, in heads of 32
+  channels, are such multiples and match exactly.
 
-What is matched is the memory of the recurrence. mLSTM's normaliser and stabiliser (144 and 272
-numbers in the MAD table) and the windows of the short convolutions are not counted by the paper;
+Only the memory of the recurrence is matched. The paper does not count mLSTM's normaliser and
+stabiliser (144 and 272 numbers in the MAD table) or the windows of the short convolutions;
 ``kla sizes --paper`` shows them.
 """
 
@@ -38,9 +38,9 @@ class PaperModel:
 
     Attributes:
         name: of the model in the table.
-        mixer: the word of its mixer in a plan.
-        blocks: how many.
-        printed_state: state size that the table prints, per block.
+        mixer: the name of its mixer in a plan.
+        blocks: number of blocks.
+        printed_state: state size per block that the table prints.
         published: options of the mixer as the table prints them.
         matched: options whose state has the size of KLA's in the same table.
     """
@@ -60,8 +60,8 @@ class PaperModel:
         """The stack of mixers as a language model, without an MLP.
 
         Args:
-            variant: which options.
-            vocab_size: number of tokens of the task.
+            variant: ``"published"`` or ``"matched"``.
+            vocab_size: vocabulary size of the task.
         """
         chosen: dict[str, Any] = {self.mixer: self.options(variant)}
         return LanguageModelConfig(
@@ -73,7 +73,7 @@ class PaperModel:
 
 
 def _matched(table: str, mixer: str, published: dict[str, Any]) -> dict[str, Any]:
-    """Options with which the state has the size of KLA's in the same table."""
+    """Options for which the state is as large as KLA's in the same table."""
     if (table, mixer) == ("mad", "mlstm"):
         return {**published, "qk_factor": 0.5}
     if (table, mixer) == ("mqar", "gated_deltanet"):

@@ -1,8 +1,9 @@
 """The mixers that a plan may name: one row each, and one optional field in the configuration.
 
-To add one of ours: write its options and its module behind ``nn.mixer.Mixer``, add a row here and
-a field of the same name to ``LanguageModelConfig``. Models, storage, the Hugging Face adapter,
-``kla sizes`` and ``kla bench mixers`` follow. Those of others come by ``register_mixer``.
+To add a mixer to the library, write its options and its module as a subclass of
+``nn.mixer.Mixer``, add a row here and a field of the same name to ``LanguageModelConfig``. Models,
+storage, the Hugging Face adapter, ``kla sizes`` and ``kla bench mixers`` then support it. Users add
+their own mixers with ``register_mixer``.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from kalman_attention.nn.mixer import Mixer
 
 
 class MixerKind(NamedTuple):
-    """A mixer: the dataclass of its options, and the module that takes them.
+    """A mixer: the dataclass of its options, and the module built from them.
 
     Every dataclass has ``d_model``, and defaults for everything else.
     """
@@ -38,17 +39,17 @@ MIXERS = {
     "mlstm": MixerKind(MLSTMConfig, MLSTM),
     "lstm": MixerKind(LSTMConfig, LSTM),
 }
-"""Mixers by the word that a plan uses."""
+"""Mixers by their name in a plan."""
 
 
 def register_mixer(name: str, module: type[Mixer]) -> None:
     """Let plans name a mixer of your own, as in ``plan="attention*3 + mine"``.
 
-    Its options go into ``LanguageModelConfig(others={"mine": MyConfig(...)})``; without, it has its
-    defaults. Loading a stored model needs the same registration first.
+    Its options go into ``LanguageModelConfig(others={"mine": MyConfig(...)})``; otherwise it uses
+    its defaults. Register the mixer again before you load a stored model.
 
     Args:
-        name: its word in a plan: letters, digits and underscores.
+        name: its name in a plan: letters, digits and underscores.
         module: a subclass of ``Mixer``; ``module.options`` is the dataclass of its options, which
             has ``d_model``, and defaults for everything else.
     """

@@ -1,4 +1,4 @@
-"""Names of the language models, ``<model>-<size>``: known without torch, for help and messages."""
+"""Names of the language models, ``<model>-<size>``, available without torch for help texts."""
 
 from kalman_attention._text import unknown
 
@@ -11,7 +11,7 @@ MODELS = {
     "gpt+mamba": "attention with MLPs, the last mixer is Mamba",
     "gpt+gdn": "attention with MLPs, the last mixer is Gated DeltaNet",
 }
-"""What stands before the dash, and what it is."""
+"""The part of a name before the dash, and its meaning."""
 
 SIZES = {
     "nano": "1.35 M parameters; minutes on two cores",
@@ -19,17 +19,17 @@ SIZES = {
     "45m": "45 M parameters, as in the paper",
     "180m": "180 M parameters, as in the paper",
 }
-"""What stands after the dash, and what it means."""
+"""The part of a name after the dash, and its meaning."""
 
 ALIASES = {"nano": "kla-nano", "micro": "kla-micro"}
 """Short names."""
 
 NAMES = tuple(f"{model}-{size}" for size in SIZES for model in MODELS)
-"""All names but the short ones."""
+"""All full names, without the shortcuts."""
 
 
 def full_name(name: str) -> str:
-    """The name of a model without shortcuts; one that is not known is an error."""
+    """The full name of a model; raises an error if the name is unknown."""
     full = ALIASES.get(name, name)
     if full not in NAMES:
         raise ValueError(unknown("preset", name, (*NAMES, *ALIASES)))

@@ -1,11 +1,11 @@
-"""A language model as ONNX: one program that reads a prompt and one that reads a token.
+"""Export of a language model to ONNX: one program that reads a prompt, one that reads a token.
 
-``prefill.onnx`` takes tokens ``[B, T]`` and a mask of the same shape, False for padding, and gives
-logits ``[B, T, vocab_size]`` and the states after each row's last token. ``step.onnx`` takes one
-token per row, ``[B]``, and those states, and gives logits ``[B, vocab_size]`` and new states.
-States are tensors named by block and field, such as ``0.belief.mean``; an input has the name, the
-output that replaces it ends with ``.next``. B and T are free. Nothing of this package is needed to
-run them.
+``prefill.onnx`` takes tokens ``[B, T]`` and a mask of the same shape, False for padding, and
+returns logits ``[B, T, vocab_size]`` and the states after each row's last token. ``step.onnx``
+takes one token per row, ``[B]``, and those states, and returns logits ``[B, vocab_size]`` and new
+states. States are tensors named by block and field, such as ``0.belief.mean``; the output that
+replaces an input has the same name with the suffix ``.next``. B and T are dynamic. Running the
+programs does not need this package.
 """
 
 import warnings
@@ -25,7 +25,7 @@ from kalman_attention.ops.exported import scan_in_steps
 PREFILL, STEP = "prefill.onnx", "step.onnx"
 
 MIXERS = ("kla", "attention")
-"""The mixers that can be written down; those of the others loop in ways of their own."""
+"""The mixers that can be exported; the others loop over time in ways that ONNX cannot express."""
 
 
 class _Prefill(nn.Module):
@@ -54,8 +54,8 @@ def export_onnx(model: LanguageModel, folder: str | Path) -> tuple[Path, Path]:
     """Write ``prefill.onnx`` and ``step.onnx``; needs ``pip install 'kalman_attention[onnx]'``.
 
     Args:
-        model: of KLA and attention blocks, in float32.
-        folder: where they go; made if it is missing.
+        model: a float32 model of KLA and attention blocks.
+        folder: output folder; created if it does not exist.
 
     Returns:
         The two files.
@@ -63,7 +63,7 @@ def export_onnx(model: LanguageModel, folder: str | Path) -> tuple[Path, Path]:
     _check(model)
     if find_spec("onnxscript") is None:
         raise ValueError(
-            "torch writes ONNX through onnxscript, which is not installed: "
+            "torch exports ONNX through onnxscript, which is not installed: "
             "pip install 'kalman_attention[onnx]'."
         )
     folder = Path(folder)
@@ -79,7 +79,7 @@ def export_onnx(model: LanguageModel, folder: str | Path) -> tuple[Path, Path]:
     both = {0: batch, 1: time}
     args, inputs = (tokens, mask), ["tokens", "mask"]
     _write(_Prefill(model), args, (both, both), inputs, later, folder / PREFILL)
-    grows = {"keys": 2, "values": 2, "real": 1}  # the axis of time in the fields of attention
+    grows = {"keys": 2, "values": 2, "real": 1}  # the time axis in the fields of attention states
     axes = [{0: batch} for _ in names]
     for name, axis in zip(names, axes, strict=True):
         if (field := name.split(".")[-1]) in grows:
@@ -108,7 +108,7 @@ def _write(
     table = {**torch.export.default_decompositions(), op: scan_in_steps}
     names: dict[str, Any] = {"input_names": inputs, "output_names": ["logits", *states]}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, about its own parts
+        warnings.simplefilter("ignore")  # torch warns about its own internals
         plain = torch.export.export(program, args, dynamic_shapes=shapes).run_decompositions(table)
         found = torch.onnx.export(plain, dynamo=True, verbose=False, **names)
     assert found is not None
@@ -120,7 +120,7 @@ def _flat(states: tuple[Any, ...]) -> list[Tensor]:
 
 
 def _filled(like: Any, rest: Iterator[Tensor]) -> Any:
-    """A state of the same form, of the next tensors."""
+    """A state of the same structure, filled with the next tensors."""
     state = map_state(lambda _: next(rest), like)
     if isinstance(state, AttentionState):
         return state._replace(length=state.keys.shape[2])
@@ -132,7 +132,7 @@ def _check(model: LanguageModel) -> None:
     if others:
         raise ValueError(
             f"blocks of {', '.join(others)} cannot be written as ONNX, only those of "
-            f"{' and '.join(MIXERS)}. Export a model of these."
+            f"{' and '.join(MIXERS)}. Export a model that has only these."
         )
     if model.norm.weight.dtype != torch.float32:
         raise ValueError(

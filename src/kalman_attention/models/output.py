@@ -1,4 +1,4 @@
-"""What a model returns, and what the losses and predictions need of one."""
+"""The output of a model, and the interface that losses and predictions need."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -10,12 +10,12 @@ class ModelOutput(NamedTuple):
     """One pass over tokens.
 
     Attributes:
-        logits: ``[B, T, vocab_size]``; fewer positions if fewer were asked for.
-        states: one state per block, to go on from.
-        hidden: what the head sees: the residual stream after the final norm, ``[B, T, d_model]``,
-            or what a decoder makes of it, ``[B, T, head_width]``.
+        logits: ``[B, T, vocab_size]``; fewer positions if fewer were requested.
+        states: one state per block, to continue from.
+        hidden: the input of the head: the residual stream after the final norm,
+            ``[B, T, d_model]``, or the output of a decoder, ``[B, T, head_width]``.
         variances: posterior variance of every block's read-out, ``[B, T, d_inner]`` (None for a
-            block without one); None when not asked for.
+            block without one); None if not requested.
     """
 
     logits: Tensor
@@ -25,7 +25,7 @@ class ModelOutput(NamedTuple):
 
 
 class Writer(Protocol):
-    """A model that can go on from a read-out."""
+    """A model that can continue from a read-out."""
 
     @property
     def write(self) -> Callable[..., Tensor]:

@@ -4,14 +4,14 @@ import itertools
 import re
 
 MOST_BLOCKS = 4096
-"""A plan of more is a mistake, or meant to fill the memory."""
+"""A longer plan is a mistake, or an attempt to exhaust the memory."""
 
 _MOST_PARENTHESES = 32
 _TOKEN = re.compile(r"\s*(?:(\d+)|(\w+)|(.))")
 
 
 def parse_plan(plan: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Mixer names, first block first, from a plan; a tuple of names is returned as it is.
+    """Mixer names in order, from a plan; a tuple of names is returned unchanged.
 
     Args:
         plan: names joined by ``+`` and repeated by ``*``, with parentheses.
@@ -50,7 +50,7 @@ def _sum(tokens: list[str], plan: str) -> tuple[tuple[str, ...], list[str]]:
 def _product(tokens: list[str], plan: str) -> tuple[tuple[str, ...], list[str]]:
     if not tokens or not (tokens[0] == "(" or tokens[0].isidentifier()):
         raise _error(
-            plan, f"a name must stand before {tokens[0]!r}" if tokens else "a name is missing"
+            plan, f"a name is missing before {tokens[0]!r}" if tokens else "a name is missing"
         )
     if tokens[0] == "(":
         names, rest = _sum(tokens[1:], plan)
@@ -61,8 +61,8 @@ def _product(tokens: list[str], plan: str) -> tuple[tuple[str, ...], list[str]]:
         names, rest = (tokens[0],), tokens[1:]
     if rest and rest[0] == "*":
         if len(rest) < 2 or not rest[1].isdigit():
-            raise _error(plan, "after * comes how often")
-        if len(rest[1]) > 6:  # nor is it a number worth multiplying
+            raise _error(plan, "a number must follow *")
+        if len(rest[1]) > 6:  # too long anyway: do not convert a number of any length
             _check_length(10**6, plan)
         _check_length(len(names) * int(rest[1]), plan)
         names, rest = names * int(rest[1]), rest[2:]

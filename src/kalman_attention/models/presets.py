@@ -2,26 +2,27 @@
 
 The paper's sizes, 45m and 180m (``app:lm-details``, ``tab:lm-pretrain-hparams``): 12 blocks and
 untied embeddings of 32,768 tokens. It gives the widths of KLA only; all others are ours, chosen so
-that "parameter-matched" holds within 1 % and a block's memory is close to KLA's.
+that models are parameter-matched within 1 % and a block's memory is close to KLA's.
 
 - KLA: d_model 496 and 1360, d_state 32, no MLP. Value from the stream and precision at full width
   are not stated but follow from the counts, 45.3 M and 180.6 M (0.7 % and 0.4 % off); the other
   three combinations, with a precision rank of d_model / 8, miss by up to 12.7 %, 8.9 % and 3.4 %.
-  A block remembers 64 d_model numbers, mean and variance.
+  The state of a block is 64 d_model numbers, mean and variance.
 - GPT: heads of 64 channels and a ReLU^2 MLP, d_model 384 and 896, the MLP's width set to meet the
   count (a factor of 4 would give 46.4 M and 174.3 M).
 - Mamba: its published expansion of 2 with KLA's 32 slots, which is 64 d_model numbers too;
   d_model 444 and 1160, no MLP.
-- Gated DeltaNet: square heads of 64 channels, 8 and 21 of them, which remember 3 % more and 1 %
-  less than KLA's blocks; d_model 464 and 1232, no MLP.
+- Gated DeltaNet: square heads of 64 channels, 8 and 21 of them, whose state is 3 % larger and 1 %
+  smaller than that of KLA's blocks; d_model 464 and 1232, no MLP.
 - GPT+KLA, GPT+Mamba and GPT+GDN: the last attention mixer is replaced and its MLP stays. Width and
-  parameters are those of the GPT; only next to Mamba, which is larger than what it replaces, the
-  MLPs are a little narrower.
+  parameters are those of the GPT, except that the MLPs are slightly narrower with Mamba, which is
+  larger than the mixer it replaces.
 
-Ours alone, for two cores: nano (1.35 M parameters, minutes) and micro (2.0 M, an hour). Same rules
-at 16 slots, heads of 28 to 36 channels and 4,096 tokens; pretraining gives them the vocabulary of
-the data. Models of one size differ by less than 2 %. They have 4 blocks: at equal parameters fewer
-and wider ones are faster on a CPU, and half of the vocabulary's parameters costs no arithmetic.
+Not from the paper, for two cores: nano (1.35 M parameters, minutes) and micro (2.0 M, an hour).
+They follow the same rules with 16 slots, heads of 28 to 36 channels and 4,096 tokens; pretraining
+replaces the vocabulary by that of the data. Models of one size differ by less than 2 %. They have
+4 blocks because, at equal parameters, fewer and wider blocks are faster on a CPU, and because the
+embedding, half of the vocabulary's parameters, costs no arithmetic.
 """
 
 from typing import Any, NamedTuple
@@ -35,20 +36,21 @@ from kalman_attention.nn.config import KLAConfig
 
 PAPER_VOCABULARY, SMALL_VOCABULARY = 32_768, 4_096
 
-# Embedding and head start as in the training recipe that the paper follows: its embedding rate of
-# 0.3 is meant for entries of size 1, and a small head starts at the entropy of the vocabulary.
+# Embedding and head are initialised as in the training recipe that the paper follows: its embedding
+# rate of 0.3 assumes entries of size 1, and with a small head the initial loss is the logarithm of
+# the vocabulary size.
 _START: dict[str, Any] = {"embedding_std": 1.0, "head_std": 0.001}
 
 
 class _Scale(NamedTuple):
-    """What the models of a size have in common."""
+    """What the models of one size have in common."""
 
     blocks: int
     vocabulary: int
     slots: int
 
     def stack(self, mixer: str, d_model: int, heads: int = 1) -> LanguageModelConfig:
-        """Blocks of one mixer without MLPs; heads are those of Gated DeltaNet."""
+        """Blocks of one mixer without MLPs; ``heads`` is used by Gated DeltaNet only."""
         options = self._options(mixer, d_model, heads, 2 * self.slots)
         return LanguageModelConfig(
             vocab_size=self.vocabulary,
@@ -61,7 +63,7 @@ class _Scale(NamedTuple):
     def gpt(
         self, d_model: int, mlp_width: int, heads: int, last: str = "attention"
     ) -> LanguageModelConfig:
-        """Attention and MLPs, with another mixer in the last block if asked for."""
+        """Attention and MLPs, optionally with another mixer in the last block."""
         named = {
             name: self._options(name, d_model, heads, d_model // heads)
             for name in ("attention", last)
@@ -125,5 +127,5 @@ PRESETS = {
 
 
 def preset(name: str) -> LanguageModelConfig:
-    """The configuration of a model by its name; ``nano`` and ``micro`` mean those of KLA."""
+    """The configuration of a model by name; ``nano`` and ``micro`` are short for those of KLA."""
     return PRESETS[full_name(name)]

@@ -1,4 +1,4 @@
-"""What stands around the blocks: an MLP between embedding and blocks, one between blocks and head.
+"""MLPs around the blocks: one between embedding and blocks, one between blocks and head.
 
 ::
 
@@ -25,17 +25,17 @@ SCAFFOLDS: Mapping[Scaffold, Mapping[str, Any]] = {
     "encoder-decoder": {"encoder_width": 120, "decoder_widths": (240, 120)},
     "swiglu": {"mlp": "swiglu"},
 }
-"""Options of a model by scaffold: mixers alone, the paper's two MLPs, MAD-Lab's channel mixers."""
+"""Model options by scaffold: only mixers, the paper's two MLPs, MAD-Lab's channel mixers."""
 
 
 def with_scaffold(config: LanguageModelConfig, scaffold: Scaffold) -> LanguageModelConfig:
-    """The same model in a scaffold.
+    """The same model with a scaffold.
 
     Args:
         config: options of the model.
-        scaffold: ``"bare"`` leaves it as it is; ``"encoder-decoder"`` adds the paper's MLPs, of
-            hidden width 120 before the blocks and 240, 120 after them; ``"swiglu"`` puts a SwiGLU
-            after every mixer.
+        scaffold: ``"bare"`` leaves the model unchanged; ``"encoder-decoder"`` adds the paper's
+            MLPs, of hidden width 120 before the blocks and 240, 120 after them; ``"swiglu"`` puts a
+            SwiGLU after every mixer.
     """
     if scaffold not in SCAFFOLDS:
         raise ValueError(f"scaffold must be one of {', '.join(SCAFFOLDS)}, got {scaffold!r}.")
@@ -45,14 +45,15 @@ def with_scaffold(config: LanguageModelConfig, scaffold: Scaffold) -> LanguageMo
 class Encoder(nn.Module):
     """An MLP on embeddings, with a residual path: x + norm(W2 GELU(W1 norm(x))).
 
-    Both norms matter. Embeddings start with a spread of 0.02, and an MLP that sees them as they are
-    passes on next to nothing of them. What it adds starts with the spread that they have: W2 would
-    otherwise grow it to 1 within an epoch, and what the blocks add would be lost beside it.
+    Both norms matter. Embeddings are initialised with a standard deviation of 0.02, and an MLP
+    without the inner norm passes on almost nothing of them. The outer norm gives the output of the
+    MLP the same initial scale as the embeddings: otherwise W2 would grow it to 1 within an epoch,
+    and the output of the blocks would be negligible next to it.
 
     Args:
         d_model: width of input and output.
         hidden: width in between.
-        spread: root mean square of what is added, at the start.
+        spread: initial root mean square of the output of the MLP.
         norm_eps: of the norms.
     """
 
@@ -73,8 +74,8 @@ class Encoder(nn.Module):
     def look_up(self, table: Tensor, input_ids: Tensor) -> Tensor:
         """Encoded embeddings of tokens, ``[..., d_model]``.
 
-        Tokens or table, whichever is shorter is encoded: with few words and many tokens, as in the
-        synthetic tasks, the MLP costs nothing.
+        Encodes the tokens or the table, whichever is shorter: with a small vocabulary and many
+        tokens, as in the synthetic tasks, the MLP costs almost nothing.
 
         Args:
             table: embeddings of all tokens, ``[vocab_size, d_model]``.
@@ -87,7 +88,7 @@ class Encoder(nn.Module):
 
 
 def make_encoder(config: LanguageModelConfig) -> nn.Module:
-    """What stands between embedding and blocks; without an ``encoder_width``, nothing."""
+    """The module between embedding and blocks; the identity without an ``encoder_width``."""
     if config.encoder_width is None:
         return nn.Identity()
     return Encoder(
@@ -99,11 +100,11 @@ def make_encoder(config: LanguageModelConfig) -> nn.Module:
 
 
 def make_decoder(d_model: int, widths: Sequence[int], norm_eps: float) -> nn.Sequential:
-    """What stands between blocks and the last norm: norm, linear map and GELU for every width.
+    """The module between blocks and last norm: norm, linear map and GELU for every width.
 
     Args:
         d_model: width of the input.
-        widths: hidden widths, first one first; without any, the decoder passes on what it gets.
+        widths: hidden widths, in order; without any, the decoder is the identity.
         norm_eps: of the norms.
     """
     layers: list[nn.Module] = []
@@ -113,7 +114,7 @@ def make_decoder(d_model: int, widths: Sequence[int], norm_eps: float) -> nn.Seq
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
-    """A linear map whose bias starts at 0, as all of MAD-Lab's do."""
+    """A linear map whose initial bias is 0, as everywhere in MAD-Lab."""
     layer = nn.Linear(inputs, outputs)
     nn.init.zeros_(layer.bias)
     return layer

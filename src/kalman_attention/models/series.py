@@ -1,21 +1,22 @@
-"""Series with uneven time stamps and missing channels, by a stack of KLA layers.
+"""Models of series with irregular time stamps and missing channels, as a stack of KLA layers.
 
 ::
 
-    values, observed, times -> a filter per channel         what is known of each by now
+    values, observed, times -> filters per channel          what is known about each so far
     all of these -> a token per instant                     [B, T, d_model]
-    gaps between times -> dt of every layer                 time moves the belief, nothing else
+    gaps between times -> dt of every layer                 time enters the model only here
     (norm, KLA, residual; norm, MLP, residual) per layer    filtering, or smoothing
     hidden (and the posterior variance of the last layer) -> head
 
-What is exact here, and what is learned. A channel that was not observed is not read: not its
-value, not a stand-in. An instant at which nothing was observed has evidence of precision 0 in every
-layer, so that time passes and the belief is read, which is how one asks for a prediction. Gaps are
-those of the process itself: an instant without observations between two others changes neither.
+Some of this is exact and some is learned. A channel that was not observed is never read, and no
+placeholder is put in its place. An instant without any observation has evidence of precision 0 in
+every layer: time passes and the state is read, which is how predictions are requested. Gaps are
+those of the process itself: inserting an instant without observations changes no other prediction.
 The filters of single channels (``channel_memories``) are exact as well: precision 0 for a channel
-that was not observed, whatever the others do. Learned is how the channels of one instant become
-evidence of the layers: the token sees values, which were observed, and what the filters say, and
-value, precision and key of each layer are functions of the token.
+that was not observed, whatever the other channels do. What is learned is how the channels of one
+instant become evidence for the layers: the token is computed from the values, from which of them
+were observed and from the output of the filters, and the value, precision and key of each layer
+are functions of the token.
 """
 
 import dataclasses
@@ -36,35 +37,36 @@ from kalman_attention.nn.norms import RMSNorm
 from kalman_attention.ops.kla_scan import kla_scan
 from kalman_attention.ops.smooth import kla_smooth
 
-_IMAGES = 100  # at a time: what a convolution writes then stays in the cache
+_IMAGES = 100  # images per call, so that the output of a convolution stays in the cache
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesConfig:
-    """Everything that defines a ``SeriesModel``.
+    """Options of a ``SeriesModel``.
 
     Attributes:
-        channels: numbers that may be observed at an instant; for images their height and width.
-        outputs: numbers that are predicted, or classes.
+        channels: number of values that may be observed at an instant; for images, their height
+            and width.
+        outputs: number of predicted values, or of classes.
         d_model: width of the residual stream.
-        num_layers: layers, each with an MLP.
+        num_layers: number of layers, each with an MLP.
         head: ``"gaussian"``, a mean and a variance for each output at every instant, or
-            ``"classes"``, one logit each for the whole series.
-        images: observations are images, ``[B, T, channels, channels]``, seen as a whole or not at
-            all, and a small convolutional network makes tokens of them.
-        channel_memories: filters of every single channel, from the fastest to the slowest; their
-            means and variances are part of the token. 0 for none. Values should be of mean 0 and
-            deviation 1, which is what the filters expect of a channel before it is seen.
-        mixer: ``"kla"``, or ``"gru"``, a gated recurrent unit, which is told gaps as a number.
+            ``"classes"``, one logit per class for the whole series.
+        images: observations are images, ``[B, T, channels, channels]``, each observed entirely or
+            not at all; a small convolutional network turns them into tokens.
+        channel_memories: number of filters per channel, from the fastest to the slowest; their
+            means and variances are part of the token. 0 for none. Values should have mean 0 and
+            standard deviation 1, which is the prior of the filters.
+        mixer: ``"kla"``, or ``"gru"``, a gated recurrent unit, which receives gaps as an input.
         kla: options of the KLA layers that differ from ``SERIES_LAYER``; ``smooth`` makes the model
             bidirectional, for a GRU as well.
-        use_time: False takes all gaps for equal: the control that does not look at the clock.
-        time_scale: how much time is one unit of the layers; the usual gap is a good choice.
+        use_time: False treats all gaps as equal, as a control that ignores the time stamps.
+        time_scale: the time that is one unit for the layers; a typical gap is a good choice.
         tell_gaps: also give each token the time since the last instant with an observation.
         tell_variance: give the head the posterior variance of the last KLA layer.
         mlp_width: hidden width of the MLPs; None means twice d_model.
-        dropout: share that is dropped in training of what layers and MLPs add, of the hidden units
-            of the tokens, and of what a head for classes sees.
+        dropout: dropout rate of the outputs of layers and MLPs, of the hidden units of the tokens,
+            and of the input of a classification head.
         variance_floor: smallest predicted variance.
     """
 
@@ -101,7 +103,7 @@ class SeriesConfig:
             )
         if self.channel_memories < 0 or (self.channel_memories and self.images):
             raise ValueError(
-                "channel_memories are of channels, not of images, and at least 0; got "
+                "channel_memories must be at least 0, and 0 for images; got "
                 f"{self.channel_memories} with images={self.images}."
             )
         if self.images and self.channels % 8:
@@ -109,7 +111,7 @@ class SeriesConfig:
                 f"images are halved three times: channels must be a multiple of 8, got "
                 f"{self.channels}."
             )
-        _ = self.layer  # options that do not go together are refused here
+        _ = self.layer  # raises an error for incompatible options
 
     @property
     def layer(self) -> KLAConfig:
@@ -132,13 +134,13 @@ class SeriesConfig:
 
         Args:
             data: nested dictionaries; names and types are checked.
-            where: what an error names, such as the file.
+            where: source of the data, such as a file, for error messages.
         """
         return from_dict(cls, data, where)
 
 
 SERIES_LAYER: dict[str, Any] = {
-    "conv_kernel": None,  # neighbours in the row may be far away in time
+    "conv_kernel": None,  # neighbouring tokens may be far apart in time
     "shared_slots": 2,
     "frequencies": (0.02, 0.6),
     "evidence_bias": True,
@@ -147,18 +149,18 @@ SERIES_LAYER: dict[str, Any] = {
     "dt_min": 0.02,
     "dt_max": 0.6,
 }
-"""Where KLA layers of series start: oscillators, remembering from 2 to 50 units of time."""
+"""Default options of the KLA layers: oscillators with memories of 2 to 50 units of time."""
 
 _WORDS = {"head": ("gaussian", "classes"), "mixer": ("kla", "gru")}
 
 
 class SeriesOutput(NamedTuple):
-    """What a ``SeriesModel`` returns, always.
+    """Output of a ``SeriesModel``.
 
     Attributes:
         mean: predicted mean at every instant, ``[B, T, outputs]``, or logits, ``[B, outputs]``.
         variance: of the same shape; None for logits.
-        hidden: what the head sees of the residual stream, ``[B, T, d_model]``.
+        hidden: the residual stream that the head reads, ``[B, T, d_model]``.
     """
 
     mean: Tensor
@@ -167,7 +169,7 @@ class SeriesOutput(NamedTuple):
 
 
 class SeriesModel(nn.Module):
-    """Reads a series and says what is, was or will be: regression, interpolation, classes.
+    """A model of irregular series for regression, interpolation, forecasting and classification.
 
     Args:
         config: options.
@@ -197,9 +199,9 @@ class SeriesModel(nn.Module):
 
         Args:
             values: ``[B, T, channels]``, or images ``[B, T, channels, channels]``, numbers from 0
-                to 1 or bytes. What was not observed may be anything, NaN too.
-            observed: which of them were observed, bool in the shape of values, ``[B, T]`` for
-                images; None for all. Nothing observed at an instant asks for a prediction there.
+                to 1 or bytes. Values that were not observed may be anything, even NaN.
+            observed: which of them were observed, bool of the shape of values, ``[B, T]`` for
+                images; None for all. An instant without observations requests a prediction there.
             times: time stamps, ``[B, T]``, that do not decrease along a row.
             mask: ``[B, T]`` bool, False for padding.
         """
@@ -222,13 +224,13 @@ class SeriesModel(nn.Module):
 
     @property
     def _answers(self) -> int:
-        """Numbers that the head computes."""
+        """Output width of the head."""
         return self.config.outputs * (1 + (self.config.head == "gaussian"))
 
     def _answer(self, hidden: Tensor, variance: Tensor | None, mask: Mask | None) -> SeriesOutput:
         z = hidden
         if self.tells_variance and variance is not None:
-            z = torch.cat([z, variance.clamp_min(1e-6).log()], -1)  # 0 at padding, which is cut
+            z = torch.cat([z, variance.clamp_min(1e-6).log()], -1)  # padding has variance 0
         if self.config.head == "classes":
             return SeriesOutput(self.head(self.dropout(_pooled(z, mask))), None, hidden)
         mean, raw = self.head(z).chunk(2, -1)
@@ -250,7 +252,7 @@ class SeriesModel(nn.Module):
         size = (config.channels,) * (2 if config.images else 1)
         if times.dim() != 2 or tuple(values.shape) != shape + size:
             raise ValueError(
-                f"values are {list(values.shape)} and times {list(shape)}, but this model takes "
+                f"values are {list(values.shape)} and times {list(shape)}, but this model expects "
                 f"values [B, T, {', '.join(map(str, size))}] and times [B, T]."
             )
         wanted = shape if config.images else tuple(values.shape)
@@ -262,7 +264,7 @@ class SeriesModel(nn.Module):
 
 
 class SeriesBlock(nn.Module):
-    """A mixer over time and an MLP over channels, each behind a norm and beside a residual.
+    """A mixer over time and an MLP over channels, each with a norm and a residual connection.
 
     Args:
         config: options of the model.
@@ -309,7 +311,7 @@ class GRU(nn.Module):
         self.out_proj = nn.Linear((2 if both else 1) * config.d_model, config.d_model, bias=False)
 
     def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
-        """``[B, T, d_model]``; padding is moved to the end of its row, and back."""
+        """Mix ``[B, T, d_model]``; padding is moved to the end of each row, and back."""
         if mask is None:
             return self.out_proj(self.unit(x)[0])  # type: ignore[no-any-return]
         order = torch.argsort(mask, dim=1, descending=True, stable=True).unsqueeze(-1)
@@ -325,7 +327,7 @@ class GRU(nn.Module):
 
 
 class ChannelEncoder(nn.Module):
-    """A token from the channels that were observed, which they are, and what is known of all.
+    """Tokens from the observed channels, the mask of observations and the filters of all channels.
 
     Args:
         config: options of the model.
@@ -344,7 +346,7 @@ class ChannelEncoder(nn.Module):
     def forward(
         self, values: Tensor, observed: Mask, dt: Tensor, mask: Mask | None = None
     ) -> Tensor:
-        """``[B, T, channels]`` to ``[B, T, d_model]``; what was not observed is not read."""
+        """Encode ``[B, T, channels]`` as ``[B, T, d_model]``; unobserved values are not read."""
         known = values.where(observed, values.new_zeros(()))
         parts = [known, observed.to(known.dtype)]
         if self.memory is not None:
@@ -356,14 +358,14 @@ class ChannelEncoder(nn.Module):
 
 
 class ChannelFilter(KeepsFloat32):
-    """Kalman filters of single channels, each an Ornstein-Uhlenbeck process of deviation 1.
+    """Kalman filters of single channels, each an Ornstein-Uhlenbeck process of variance 1.
 
-    A channel that was not observed brings no evidence to its filters: their belief drifts back to
-    mean 0 and variance 1, the more the longer nothing is seen. Forgetting takes exp(-log_a) units
-    of time, and observations have the precision exp(log_lam_v), both learned.
+    A channel that was not observed brings no evidence to its filters: the longer nothing is
+    observed, the closer they return to mean 0 and variance 1. Forgetting takes exp(-log_a) units of
+    time, and observations have the precision exp(log_lam_v), both learned.
 
     Args:
-        config: options of the model; with ``smooth`` of its layers filters look back as well.
+        config: options of the model; with ``smooth``, the filters are smoothers.
     """
 
     parameter_group: ClassVar[str] = "state_space"
@@ -377,9 +379,9 @@ class ChannelFilter(KeepsFloat32):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start with memories of 2 to 50 units, spread evenly in the logarithm; precision 1."""
+        """Initialise memories of 2 to 50 units, evenly spaced in the logarithm, and precision 1."""
         if self.log_a.is_meta:
-            return  # nothing to start, and torch would import its compiler for it
+            return  # nothing to initialise, and torch would import its compiler
         spread = torch.linspace(-math.log(2.0), -math.log(50.0), len(self.log_a))
         self.log_a.copy_(spread.unsqueeze(1).expand_as(self.log_a))
         self.log_lam_v.zero_()
@@ -409,8 +411,8 @@ class ChannelFilter(KeepsFloat32):
 class ImageEncoder(nn.Module):
     """A token from an image, by two small convolutions.
 
-    That of the literature of RKN but for one thing: the first convolution moves by two pixels
-    where theirs moves by one and pools, which takes three times as long on a CPU.
+    The network is that of RKN and its successors, except that the first convolution has a stride
+    of 2 where theirs has a stride of 1 and pooling, which takes three times as long on a CPU.
 
     Args:
         config: options of the model.
@@ -424,7 +426,7 @@ class ImageEncoder(nn.Module):
             nn.Conv2d(1, 12, 5, stride=2, padding=2),
             nn.ReLU(),
             nn.Conv2d(12, 12, 3, stride=2, padding=1),
-            nn.MaxPool2d(2),  # before the ReLU: the same, on a quarter of the numbers
+            nn.MaxPool2d(2),  # before the ReLU: same result on a quarter of the numbers
             nn.ReLU(),
             nn.Flatten(),
             nn.Linear(12 * (size // 8) ** 2, hidden),
@@ -436,7 +438,7 @@ class ImageEncoder(nn.Module):
     def forward(
         self, images: Tensor, observed: Mask, dt: Tensor, mask: Mask | None = None
     ) -> Tensor:
-        """``[B, T, size, size]`` to ``[B, T, d_model]``; images not observed are not read."""
+        """Encode ``[B, T, size, size]`` as ``[B, T, d_model]``; unobserved images are not read."""
         dtype = next(self.parameters()).dtype
         x = images.to(dtype) / 255.0 if images.dtype == torch.uint8 else images.to(dtype)
         x = x.where(observed[..., None, None], x.new_zeros(())).flatten(0, 1).unsqueeze(1)
@@ -445,7 +447,7 @@ class ImageEncoder(nn.Module):
 
 
 def _pooled(z: Tensor, mask: Mask | None) -> Tensor:
-    """Mean over instants and what stands at the last, ``[B, T, D]`` to ``[B, 2 D]``."""
+    """Mean over instants and the value at the last one, ``[B, T, D]`` to ``[B, 2 D]``."""
     if mask is None:
         return torch.cat([z.mean(1), z[:, -1]], -1)
     weight = mask.unsqueeze(-1).to(z.dtype)

@@ -1,9 +1,9 @@
-"""How large mixers and models are: parameters, and the memory that one sequence carries along.
+"""Sizes of mixers and models: parameters, and the memory that one sequence needs.
 
-Counted on the real modules (without allocating them), so that tables cannot drift from the code.
-Memory is in numbers, not bytes, and of three kinds: the recurrent state, of a fixed size (for KLA
-mean and variance); windows of short convolutions, listed apart because papers leave them out; and
-what grows with every token, the keys and values of softmax attention.
+Sizes are counted on the real modules (without allocating them), so that tables always agree with
+the code. Memory is counted in numbers, not bytes, and has three parts: the recurrent state, of a
+fixed size (for KLA mean and variance); the windows of short convolutions, listed separately because
+papers do not count them; and what grows with every token, the keys and values of softmax attention.
 """
 
 from typing import Any, NamedTuple
@@ -20,11 +20,11 @@ class MixerSize(NamedTuple):
     """Sizes of one mixer.
 
     Attributes:
-        mixer: its word in a plan.
+        mixer: its name in a plan.
         parameters: learned numbers.
         state: numbers of the recurrent state, per sequence.
         window: numbers in the windows of its convolutions, per sequence.
-        per_token: numbers that every further token adds, per sequence.
+        per_token: numbers that every additional token adds, per sequence.
     """
 
     mixer: str
@@ -39,8 +39,8 @@ class ModelSize(NamedTuple):
 
     Attributes:
         parameters: learned numbers, each counted once.
-        vocabulary: of them, those of embedding and head.
-        mixers: sizes of the mixer of every block, first block first.
+        vocabulary: how many of them belong to embedding and head.
+        mixers: sizes of the mixer of every block, in order.
     """
 
     parameters: int
@@ -59,7 +59,7 @@ class ModelSize(NamedTuple):
 
     @property
     def per_token(self) -> int:
-        """Numbers that every further token adds per sequence, all blocks together."""
+        """Numbers that every additional token adds per sequence, all blocks together."""
         return sum(x.per_token for x in self.mixers)
 
 
@@ -67,7 +67,7 @@ def mixer_size(mixer: str, options: Any) -> MixerSize:
     """Sizes of a mixer with the given options.
 
     Args:
-        mixer: its word in a plan, such as ``"mamba"``.
+        mixer: its name in a plan, such as ``"mamba"``.
         options: the dataclass of its options, such as ``MambaConfig(d_model=128)``.
     """
     with torch.device("meta"):
@@ -75,7 +75,7 @@ def mixer_size(mixer: str, options: Any) -> MixerSize:
 
 
 def model_size(config: LanguageModelConfig) -> ModelSize:
-    """Sizes of a language model; nothing of its size is allocated.
+    """Sizes of a language model, without allocating it.
 
     Args:
         config: options of the model.
@@ -96,7 +96,7 @@ def _measure(name: str, mixer: Mixer) -> MixerSize:
 
 
 def _numbers(state: Any) -> tuple[int, int]:
-    """Real numbers in a state and, apart, in the windows of convolutions."""
+    """Numbers in a state and, separately, in the windows of convolutions."""
     state_size = window = 0
     for field, x in state_tensors(state):
         if x.is_floating_point():

@@ -1,4 +1,4 @@
-"""The way through a stack of blocks, and what all models around one have."""
+"""The loop over a stack of blocks, and the base class of the models built on one."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -36,30 +36,30 @@ def walk(
     visit: Visit | None = None,
     call: Callable[..., BlockOutput] | None = None,
 ) -> BlockOutput:
-    """Through all blocks, first one first: the only loop over blocks there is.
+    """Run all blocks in order; the only loop over blocks in the library.
 
     Args:
-        blocks: of the model.
-        x: what the first block sees, ``[B, T, d_model]``; or one token per row, ``[B, d_model]``,
+        blocks: the blocks of the model.
+        x: input of the first block, ``[B, T, d_model]``; or one token per row, ``[B, d_model]``,
             which needs states.
-        states: one per block; None starts afresh.
+        states: one per block; None for the initial states.
         mask: ``[B, T]`` or ``[B]`` bool, False for padding.
-        cu_seqlens: borders of documents packed into one row (B = 1), ``[n + 1]`` int.
-        return_variance: have read-outs come with their variance.
-        sample: pass on posterior samples between blocks; the last one passes on its mean.
-        generator: source of their randomness.
+        cu_seqlens: document boundaries in one packed row (B = 1), ``[n + 1]`` int.
+        return_variance: also compute the variances of the read-outs.
+        sample: pass on posterior samples between blocks; the last block passes on its mean.
+        generator: source of randomness.
         hold: stop at the posterior of the last block.
-        visit: sees every block and what came out of it, before the next one runs.
-        call: how to call a block, such as by a checkpoint; called with block and arguments. Not
-            for one that holds: its result is not a stream to compute again.
+        visit: called with every block and its output, before the next block runs.
+        call: how to call a block, such as through activation checkpointing; called with the block
+            and its arguments. Not used for a block that holds, whose output is not recomputed.
 
     Returns:
-        The residual stream after the last block, the tuple of all states, and with ``hold`` the
-        read-out of the last block, whose state is that tuple; None without.
+        The residual stream after the last block, the tuple of all states, and the read-out of the
+        last block, whose state is that tuple, with ``hold``; otherwise None.
     """
     if x.dim() == 2 and states is None:
         raise ValueError(
-            "one token per row goes on from states: pass those of the last call, or "
+            "a single token per row needs states: pass those of the previous call, or "
             "init_states(batch_size). A prompt is a sequence: tokens [B, T]."
         )
     last, new = len(blocks) - 1, []
@@ -67,7 +67,7 @@ def walk(
     for i, (block, state) in enumerate(zip(blocks, _matching(states, blocks), strict=True)):
         held = hold and i == last
         run = block if call is None or held else partial(call, block)
-        found = BlockOutput(  # built anew: checkpoints may return a plain tuple
+        found = BlockOutput(  # rebuilt, because checkpointing may return a plain tuple
             *run(
                 x,
                 state,
@@ -89,7 +89,7 @@ def walk(
 
 
 class Variances(list[Tensor | None]):
-    """A visitor that keeps the posterior variance of every block; None for one without."""
+    """A visitor that collects the posterior variance of every block; None for one without."""
 
     def __call__(self, block: Block, found: BlockOutput) -> None:
         """Look at one block."""
@@ -97,12 +97,12 @@ class Variances(list[Tensor | None]):
 
 
 class BlockStack(nn.Module):
-    """Embedding, encoder, blocks, decoder, norm and head: what all native models are made of.
+    """Embedding, encoder, blocks, decoder, norm and head: the base of all native models.
 
     Args:
-        options: vocabulary, widths, blocks and what stands around them.
+        options: vocabulary, widths, blocks and scaffold.
         decoder_widths: hidden widths of the decoder.
-        head_bias: whether the head has one.
+        head_bias: whether the head has a bias.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class BlockStack(nn.Module):
         self.head = Head(width, options.vocab_size, bias=head_bias)
 
     def stack(self) -> list[Block]:
-        """The blocks, first one first."""
+        """The blocks, in order."""
         return list(self.blocks)  # type: ignore[arg-type]
 
     def num_parameters(self) -> int:
@@ -132,7 +132,7 @@ class BlockStack(nn.Module):
 
         Args:
             batch_size: number of sequences.
-            capacity: tokens that will follow; lets attention blocks set memory aside.
+            capacity: number of tokens that will follow; attention blocks preallocate memory for it.
         """
         like = self.norm.weight
         return tuple(
@@ -141,31 +141,31 @@ class BlockStack(nn.Module):
         )
 
     def reserve(self, states: States, capacity: int) -> States:
-        """The same states, to go on from for ``capacity`` tokens without touching these.
+        """A copy of the states with room for ``capacity`` more tokens; the originals are kept.
 
-        States are values: ``forward`` and ``read`` never write into them, unless room was set
-        aside by ``init_states(..., capacity=n)`` or here, which makes attention decode in place.
-        To keep a state that decodes in place, keep ``reserve(states, 0)``.
+        ``forward`` and ``read`` never write into the states they are given, unless memory was
+        preallocated by ``init_states(..., capacity=n)`` or by this method, which makes attention
+        decode in place. To keep a state that decodes in place, keep ``reserve(states, 0)``.
         """
         pairs = zip(self.stack(), states, strict=True)
         return tuple(block.mixer.reserve(state, capacity) for block, state in pairs)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """What the first block sees of tokens, ``[..., d_model]``, in the dtype of the blocks."""
+        """Input of the first block for tokens, ``[..., d_model]``, in the dtype of the blocks."""
         dtype = self.norm.weight.dtype
         if isinstance(self.encoder, Encoder):
             return self.encoder.look_up(self.embedding.weight.to(dtype), input_ids)
-        same = self.embedding.weight.dtype == dtype  # then any embedding will do
+        same = self.embedding.weight.dtype == dtype  # then any nn.Embedding works
         found: Tensor = self.embedding(input_ids) if same else self.embedding(input_ids, dtype)
         return found
 
     def decode(self, x: Tensor) -> Tensor:
-        """What the head sees of the stream after the last block (``ModelOutput.hidden``)."""
+        """Input of the head from the stream after the last block (``ModelOutput.hidden``)."""
         hidden: Tensor = self.norm(self.decoder(x))
         return hidden
 
     def head_logits(self, x: Tensor) -> Tensor:
-        """Logits from what the head sees (``ModelOutput.hidden``)."""
+        """Logits from the input of the head (``ModelOutput.hidden``)."""
         logits = project(self.head, x)
         cap = self.options.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
@@ -179,7 +179,7 @@ class BlockStack(nn.Module):
 
         Args:
             latent: the posterior mean of ``read``, or samples of it.
-            *context: ``Readout.context`` of what ``read`` returned.
+            *context: ``Readout.context`` of the output of ``read``.
 
         Returns:
             ``[..., T, vocab_size]``.
@@ -200,16 +200,16 @@ class BlockStack(nn.Module):
         ignore_index: int = -100,
         reduction: Literal["mean", "sum"] = "mean",
     ) -> Tensor:
-        """Training loss: what the model makes of ``targets``.
+        """Training loss of the predictions for ``targets``.
 
         Args:
             input_ids: ``[B, T]``.
-            targets: ``[B, T]``, the tokens after ``input_ids`` (those of an autoencoder are the
-                tokens themselves); positions with ``ignore_index`` do not count.
+            targets: ``[B, T]``, the tokens after ``input_ids`` (for an autoencoder the tokens
+                themselves); positions with ``ignore_index`` do not count.
             kind: ``"mean"``, cross-entropy of the posterior mean, or ``"marginal"``, the negative
                 log marginal likelihood (KLA+), which also trains the variances.
-            num_samples: posterior samples of the marginal likelihood.
-            generator: source of their randomness.
+            num_samples: number of posterior samples for the marginal likelihood.
+            generator: source of randomness.
             mask: as for ``forward``.
             cu_seqlens: as for ``forward``.
             chunk_size: positions decoded at a time; None for a default that bounds memory.
@@ -247,12 +247,12 @@ class BlockStack(nn.Module):
         return self.walk(self.embed(input_ids), **options)
 
     def walk(self, x: Tensor, states: States | None = None, **options: Any) -> BlockOutput:
-        """``walk`` through the blocks of this model, in its own way.
+        """Run the blocks of this model, see ``walk``; subclasses may override it.
 
         Args:
-            x: what the first block sees, as from ``embed``.
-            states: one per block; None starts afresh.
-            **options: further ones of the function.
+            x: input of the first block, as from ``embed``.
+            states: one per block; None for the initial states.
+            **options: further options of the function ``walk``.
         """
         call = None
         if self.gradient_checkpointing and torch.is_grad_enabled() and x.dim() == 3:
@@ -264,7 +264,7 @@ class BlockStack(nn.Module):
 def read_loss(
     write: Callable[..., Tensor], read: Readout, targets: Tensor, **options: Any
 ) -> Tensor:
-    """Negative log marginal likelihood of targets given a read-out; options of ``marginal_nll``."""
+    """Negative log marginal likelihood of targets given a read-out; options as ``marginal_nll``."""
     assert read.variance is not None
     return marginal_nll(write, read.mean, read.variance, targets, context=read.context, **options)
 
@@ -274,7 +274,7 @@ def _matching(states: Sequence[Any] | None, blocks: Sequence[Block]) -> Iterable
         return (None,) * len(blocks)
     if len(states) != len(blocks):
         raise ValueError(
-            f"states holds {len(states)} entries but the model has {len(blocks)} blocks: one "
-            "state per block, as ModelOutput.states or init_states(batch_size) give them."
+            f"states has {len(states)} entries but the model has {len(blocks)} blocks: pass one "
+            "state per block, as in ModelOutput.states or from init_states(batch_size)."
         )
     return states

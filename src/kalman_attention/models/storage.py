@@ -38,11 +38,11 @@ Built = TypeVar("Built", bound=nn.Module)
 def save_model(
     model: LanguageModel | Autoencoder | SeriesModel, folder: str | os.PathLike[str]
 ) -> None:
-    """Write a model. Each file appears whole or not at all, also after a crash.
+    """Save a model. Files are written atomically, so that a crash leaves no partial file.
 
     Args:
-        model: what to save; weights keep their dtypes.
-        folder: where; made if missing, overwritten if not.
+        model: the model; weights keep their dtypes.
+        folder: output folder; created if it does not exist, overwritten if it does.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -57,10 +57,10 @@ def model_files(model: nn.Module, tensors: dict[str, Tensor] | None = None) -> d
     """The files of any model, by name: its weights, and its configuration if it is one of ours.
 
     Args:
-        model: what to save.
-        tensors: its weights, where they are not to be had from ``distinct_tensors``.
+        model: the model.
+        tensors: its weights, if ``distinct_tensors`` cannot provide them.
     """
-    from safetensors.torch import save  # here: importing the library brings nothing but torch
+    from safetensors.torch import save  # here, so that importing this package imports only torch
 
     weights = distinct_tensors(model) if tensors is None else tensors
     files = {WEIGHTS: save(weights, metadata={"format": "pt"})}
@@ -71,32 +71,34 @@ def model_files(model: nn.Module, tensors: dict[str, Tensor] | None = None) -> d
 
 
 def distinct_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name; what is shared appears once, under its first name."""
+    """Parameters and buffers by name; shared tensors appear once, under their first name."""
     found: dict[str, Tensor] = {}
     seen: set[tuple[object, ...]] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         memory: tuple[object, ...] = (
             tensor.device,
-            tensor.data_ptr() or id(tensor),  # one that is spread over processes has no address
+            tensor.data_ptr() or id(tensor),  # a tensor sharded over processes has no address
             tensor.shape,
             tensor.stride(),
         )
-        if tensor.numel() == 0 or memory not in seen:  # safetensors refuses two names for one
+        if tensor.numel() == 0 or memory not in seen:  # safetensors rejects two names for one
             seen.add(memory)
             found[name] = tensor.detach().contiguous()
     return found
 
 
 def load_model(folder: str | os.PathLike[str], *, device: str = "cpu") -> LanguageModel:
-    """Read a language model that ``save_model`` wrote, with the dtypes it had then.
+    """Load a language model saved by ``save_model``, with the dtypes it was saved in.
 
-    Checksums, names, shapes and values are checked; what does not fit is refused before memory is
-    taken for it.
+    Checksums, names, shapes and values are checked; mismatches are rejected before memory is
+    allocated.
     """
     folder = Path(folder)
     data = _read_config(folder)
     if "encoder" in data:
-        raise ValueError(f"{folder / CONFIG} is of an autoencoder: read it with load_autoencoder.")
+        raise ValueError(
+            f"{folder / CONFIG} describes an autoencoder: read it with load_autoencoder."
+        )
     if data.get("model_type") == "kla":
         raise ValueError(
             f"{folder} holds a transformers model: read it with "
@@ -116,10 +118,10 @@ def load_language_model(
     """A language model from a configuration, and a folder of weights.
 
     Args:
-        config: options of the model, as yet unchecked against the weights.
-        folder: with ``model.safetensors``, or the shards that transformers writes.
-        device: where the model goes.
-        rename: from the name of a tensor in the folder to the name that it has here.
+        config: options of the model, not yet checked against the weights.
+        folder: folder with ``model.safetensors``, or the shards that transformers writes.
+        device: device of the model.
+        rename: maps the name of a tensor in the folder to its name in the native model.
     """
     files = weight_files(folder)
     check_folder(folder, [CONFIG, *(path.name for path in files)])
@@ -138,11 +140,11 @@ def load_language_model(
 
 
 def load_autoencoder(folder: str | os.PathLike[str], *, device: str = "cpu") -> Autoencoder:
-    """Read an autoencoder that ``save_model`` wrote, with the dtypes it had then."""
+    """Load an autoencoder saved by ``save_model``, with the dtypes it was saved in."""
     folder = Path(folder)
     data = _read_config(folder)
     if "encoder" not in data:
-        raise ValueError(f"{folder / CONFIG} is of a language model: read it with load_model.")
+        raise ValueError(f"{folder / CONFIG} describes a language model: read it with load_model.")
     config = AutoencoderConfig.from_dict(data, str(folder / CONFIG))
     check_folder(folder, [CONFIG, WEIGHTS])
     headers = read_header(folder / WEIGHTS)
@@ -154,7 +156,7 @@ def load_autoencoder(folder: str | os.PathLike[str], *, device: str = "cpu") -> 
 
 
 def load_series_model(folder: str | os.PathLike[str], *, device: str = "cpu") -> SeriesModel:
-    """Read a series model that ``save_model`` wrote, with the dtypes it had then."""
+    """Load a series model saved by ``save_model``, with the dtypes it was saved in."""
     folder = Path(folder)
     config = SeriesConfig.from_dict(_read_config(folder), str(folder / CONFIG))
     check_folder(folder, [CONFIG, WEIGHTS])
@@ -171,20 +173,20 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _on_meta(cls: type[Built], config: Any, folder: Path) -> Built:
-    """A model without memory; its options may still be such that no tensor can have these sizes."""
+    """A model on the meta device; options that no tensor can have are an error."""
     try:
         with torch.device("meta"):
             return cls(config)
     except (RuntimeError, TypeError, OverflowError, ZeroDivisionError) as error:
-        raise ValueError(f"{folder / CONFIG} describes no model: {error}") from error
+        raise ValueError(f"{folder / CONFIG} does not describe a model: {error}") from error
 
 
 def _check_sizes(headers: Mapping[str, Header], config: LanguageModelConfig, file: Path) -> None:
-    """What is cheap to know, before so much as the modules of a model are built."""
+    """Cheap checks, before even the modules of a model are built."""
     blocks = {name.split(".")[1] for name in headers if name.startswith("blocks.")}
     if len(blocks) != len(config.layers):
         raise ValueError(
-            f"{file} holds the weights of another model: its blocks are {len(blocks)}, but the "
+            f"{file} holds the weights of another model: it has {len(blocks)} blocks, but the "
             f"plan in {CONFIG} has {len(config.layers)}."
         )
     found = headers.get("embedding.weight")

@@ -1,13 +1,13 @@
-r"""What the model believes, and how sure it is: per token, computed only when asked for.
+r"""Posterior summaries and predictive uncertainty per token, computed only on request.
 
 The predictive entropy splits exactly. With read-outs y ~ posterior and p(o | y) the decoder,
 
 .. math:: H[E_y\, p(o|y)] \;=\; E_y H[p(o|y)] \;+\; I(o; y)
 
-the first part (aleatoric) is what remains unknown even if the latent were known, the second
-(epistemic, a mutual information) is what knowing the latent would settle. The latent here is the
-read-out of the LAST block alone: what earlier blocks do not know, and what the weights do not know,
-is in neither part. It is not epistemic uncertainty in the sense of ensembles or Bayesian weights.
+the first part (aleatoric) would remain even if the latent were known, the second (epistemic, a
+mutual information) is what knowing the latent would resolve. The latent here is the read-out of the
+LAST block only: uncertainty of earlier blocks and of the weights is in neither part. It is not
+epistemic uncertainty in the sense of ensembles or Bayesian weights.
 """
 
 import math
@@ -42,7 +42,7 @@ class Prediction(NamedTuple):
         entropy: of the distribution, ``[...]``.
         aleatoric: mean entropy given the last read-out, ``[...]``; None without samples.
         epistemic: mutual information with the last read-out, at least 0, ``[...]``; None without
-            samples. Of that read-out only: not of earlier blocks, nor of the weights.
+            samples. It covers that read-out only, not earlier blocks or the weights.
     """
 
     log_probs: Tensor
@@ -52,20 +52,20 @@ class Prediction(NamedTuple):
 
 
 class Uncertainty(NamedTuple):
-    """Belief summaries of a sequence.
+    """Posterior summaries of a sequence.
 
     Attributes:
         variance: posterior variance of every block's read-out, ``[B, T, d_inner]``, or of what
             its mixer adds to the residual stream, ``[B, T, d_model]``; None for a block without a
-            belief.
-        gain: Kalman gain of every block, as the share of the belief that each token replaced:
+            posterior.
+        gain: Kalman gain of every block, as the share of the state that each token replaced:
             sum_n k_n K_n / N with K = s k lam_v, in [0, 1), ``[B, T, d_inner]``; None as above.
         entropy: of the predicted next token, in nats, ``[B, T]``.
-        aleatoric: its part that knowing the last read-out would not settle, ``[B, T]``; None
+        aleatoric: the part of it that knowing the last read-out would not resolve, ``[B, T]``; None
             without samples.
-        epistemic: its part that knowing the last read-out would settle, ``[B, T]``: the mutual
-            information with that read-out only, not with earlier blocks or the weights; None
-            without samples.
+        epistemic: the part of it that knowing the last read-out would resolve, ``[B, T]``: the
+            mutual information with that read-out only, not with earlier blocks or the weights;
+            None without samples.
     """
 
     variance: tuple[Tensor | None, ...]
@@ -76,10 +76,10 @@ class Uncertainty(NamedTuple):
 
 
 class Beliefs:
-    """A visitor that keeps variance and gain of every block; None for a block without a belief.
+    """A visitor that collects variance and gain of every block; None for one without a posterior.
 
     Args:
-        states: what the pass goes on from, one per block; None starts afresh.
+        states: states that the pass continues from, one per block; None for the initial states.
         mask: as for the pass.
         cu_seqlens: as for the pass.
         variance_of: ``"readout"``, or ``"output"`` for what the mixer adds to the residual stream.
@@ -156,9 +156,10 @@ def predictions(
     Args:
         model: the model that was read.
         found: what ``model.read`` returned, ``[B, T, ...]``.
-        num_samples: posterior samples (KLA+); 0 decodes the posterior mean.
-        generator: source of the randomness.
-        chunk_size: positions decoded at a time: S x chunk x vocabulary numbers exist at once.
+        num_samples: number of posterior samples (KLA+); 0 decodes the posterior mean.
+        generator: source of randomness.
+        chunk_size: positions decoded at once, which bounds the memory to S x chunk x vocabulary
+            numbers.
 
     Yields:
         Predictions ``[B, chunk, ...]``.
@@ -170,7 +171,7 @@ def predictions(
 def predict_readout(
     model: Writer, found: Readout, num_samples: int = 0, generator: torch.Generator | None = None
 ) -> Prediction:
-    """Prediction from a read-out, of its mean or averaged over samples; all positions at once."""
+    """Prediction from the mean or from samples of a read-out; all positions at once."""
     if num_samples == 0:
         return predict(model.write(found.mean, *found.context))
     samples = found.sample(num_samples, generator)
@@ -222,18 +223,18 @@ def kalman_gain(
     cu_seqlens: Tensor | None = None,
     state: KLAState | None = None,
 ) -> Tensor:
-    """Share of the belief that each token replaced, mean over slots, ``[B, T, d_inner]``.
+    """Share of the state that each token replaced, mean over slots, ``[B, T, d_inner]``.
 
-    A slot keeps the share r = 1 - k K of its predicted mean. Asking the scan with the key for a
-    query gives sum_n k_n^2 s_n, so nothing of size ``[B, T, N, D]`` is ever held. Slots that share
-    a precision count as one.
+    A slot keeps the share r = 1 - k K of its predicted mean. Running the scan with the key as the
+    query gives sum_n k_n^2 s_n, so nothing of size ``[B, T, N, D]`` is materialised. Slots that
+    share a precision count as one.
 
     Args:
         layer: the layer that was read.
         found: its read-out.
-        mask: as it was read with.
-        cu_seqlens: as it was read with.
-        state: the belief it was read from; None for the prior.
+        mask: the mask it was read with.
+        cu_seqlens: the document boundaries it was read with.
+        state: the state it was read from; None for the prior.
     """
     e = found.evidence
     filtered = _filtering(layer, found, mask, cu_seqlens, state)

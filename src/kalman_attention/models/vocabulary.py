@@ -1,4 +1,4 @@
-"""The two matrices over the vocabulary: tokens to the residual stream, and that to logits."""
+"""The two matrices over the vocabulary: the token embedding and the head."""
 
 from typing import ClassVar
 
@@ -12,8 +12,8 @@ class Embedding(nn.Embedding):
     parameter_group: ClassVar[str] = "embedding"
 
     def reset_parameters(self) -> None:
-        """Start afresh; without memory there is nothing to start."""
-        # Normal numbers on the meta device make torch import its compiler, which takes seconds.
+        """Initialise the weights; does nothing on the meta device."""
+        # Normal samples on the meta device make torch import its compiler, which takes seconds.
         if not self.weight.is_meta:
             super().reset_parameters()
 
@@ -22,8 +22,8 @@ class Embedding(nn.Embedding):
 
         Args:
             input_ids: tokens.
-            dtype: of the result, None for that of the table, which may be stored in a shorter one.
-                Its gradient is still summed in this dtype, and rounded once.
+            dtype: dtype of the result; None for that of the table. The table may be stored in lower
+                precision: its gradient is still accumulated in ``dtype`` and rounded once.
         """
         dtype = dtype or self.weight.dtype
         if torch.is_grad_enabled() and self.weight.requires_grad:
@@ -32,12 +32,12 @@ class Embedding(nn.Embedding):
 
 
 class Head(nn.Linear):
-    """From the residual stream to logits; a bias, if there is one, starts at 0."""
+    """From the residual stream to logits; the initial bias, if there is one, is 0."""
 
     parameter_group: ClassVar[str] = "head"
 
     def reset_parameters(self) -> None:
-        """Start afresh."""
+        """Initialise the weights."""
         super().reset_parameters()
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -48,7 +48,7 @@ def look_up(input_ids: Tensor, table: Tensor) -> Tensor:
     if not isinstance(input_ids, Tensor) or input_ids.dtype not in (torch.int64, torch.int32):
         got = input_ids.dtype if isinstance(input_ids, Tensor) else type(input_ids).__name__
         raise ValueError(
-            f"tokens must be an int64 or int32 tensor, got {got}. Embeddings go to inputs_embeds."
+            f"tokens must be an int64 or int32 tensor, got {got}. Pass embeddings as inputs_embeds."
         )
     try:
         return nn.functional.embedding(input_ids, table)
@@ -56,6 +56,6 @@ def look_up(input_ids: Tensor, table: Tensor) -> Tensor:
         outside = input_ids[(input_ids < 0) | (input_ids >= len(table))]
         raise ValueError(
             f"token {int(outside[0])} is outside the vocabulary of {len(table)} tokens, which "
-            f"are 0 to {len(table) - 1}. Is this the model's own tokenizer? (Targets that do not "
-            "count may be -100, inputs may not.)"
+            f"are 0 to {len(table) - 1}. Is this the model's own tokenizer? (Targets may be -100 "
+            "where they do not count, inputs may not.)"
         ) from error

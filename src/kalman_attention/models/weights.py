@@ -1,4 +1,4 @@
-"""Weights in safetensors files: what they hold is compared with the model before it is read."""
+"""Weights in safetensors files: headers are compared with the model before tensors are read."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,11 +18,11 @@ _SHOWN = 4
 
 
 class Header(NamedTuple):
-    """What a file says of a tensor.
+    """Shape and dtype of a tensor in a file.
 
     Attributes:
-        shape: of it.
-        dtype: in the words of safetensors, such as ``"F32"``.
+        shape: shape of the tensor.
+        dtype: dtype as safetensors names it, such as ``"F32"``.
     """
 
     shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class Header(NamedTuple):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with the weights of a folder: one, or the several that transformers may write."""
+    """The weight files of a folder: one, or the several that transformers may write."""
     if not (folder / WEIGHTS_INDEX).exists():
         return [folder / WEIGHTS]
     source = folder / WEIGHTS_INDEX
@@ -38,7 +38,7 @@ def weight_files(folder: Path) -> list[Path]:
     names = sorted(set(listed.values()))
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise ValueError(f"{source} is damaged: {name!r} is no file of weights beside it.")
+            raise ValueError(f"{source} is damaged: {name!r} is not a weight file next to it.")
     if not names:
         raise ValueError(f"{source} is damaged: it names no file.")
     return [folder / name for name in names]
@@ -52,7 +52,7 @@ def read_header(path: Path) -> dict[str, Header]:
 
 
 def read_tensors(path: Path, device: str = "cpu") -> dict[str, Tensor]:
-    """All tensors of a file, by name; one with a value that is not finite is an error."""
+    """All tensors of a file, by name; values that are not finite are an error."""
     with _opened(path, device) as file:
         tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     for name, tensor in tensors.items():
@@ -68,27 +68,27 @@ def read_tensors(path: Path, device: str = "cpu") -> dict[str, Tensor]:
 
 @contextmanager
 def _opened(path: Path, device: str = "cpu") -> Iterator[Any]:
-    """A safetensors file; all that can be wrong with it is a ValueError."""
+    """Open a safetensors file; every problem with it is a ValueError."""
     from safetensors import SafetensorError, safe_open  # here: see storage.model_files
 
-    open_file(path).close()  # the library would wait for a pipe, and map a device
+    open_file(path).close()  # rejects pipes, where the library would wait, and devices
     try:
         with safe_open(path, "pt", device) as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is damaged: it is no safetensors file ({error}).") from error
+        raise ValueError(f"{path} is damaged: not a safetensors file ({error}).") from error
 
 
 def check_header(
     found: Mapping[str, Header], model: nn.Module, file: Path, shared: Collection[str] = ()
 ) -> None:
-    """Refuse weights that are not those of a model.
+    """Reject weights that do not belong to a model.
 
     Args:
-        found: what the file holds.
-        model: may be on the meta device.
-        file: for errors.
-        shared: tensors of the model that are others under a second name, and not stored.
+        found: the header of the file.
+        model: the model, possibly on the meta device.
+        file: the file, for error messages.
+        shared: tensors of the model that share memory with another one and are not stored.
     """
     wanted = {n: x for n, x in model.state_dict().items() if n not in shared}
     missing, more = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
@@ -107,7 +107,7 @@ def check_header(
 
 
 def _check_types(found: Mapping[str, Header], model: nn.Module, file: Path) -> None:
-    """All of one floating type; dynamics may be longer, and the table of embeddings any."""
+    """Require one floating dtype, except float32 dynamics and the embedding table, of any dtype."""
     kept = {
         f"{prefix}.{name}"
         for prefix, module in model.named_modules()

@@ -1,4 +1,4 @@
-"""One cell of a table: a complete configuration on the way in, one JSON file on the way out."""
+"""One cell of a table: a complete configuration as input, one JSON file as output."""
 
 import dataclasses
 import json
@@ -15,21 +15,21 @@ from kalman_attention.recipes.machine import about
 
 
 class Run(Protocol):
-    """What a cell computes: a frozen dataclass that knows how to carry itself out."""
+    """What a cell computes: a frozen dataclass with a method that executes it."""
 
     @property
     def updates(self) -> int:
-        """The most steps it takes, for showing how far it is."""
+        """Maximum number of steps, for the progress bar."""
 
     def execute(self, folder: Path, *, show: bool) -> dict[str, Any]:
-        """Compute, keeping what is needed to go on after a kill in ``folder``.
+        """Compute the result; ``folder`` holds what is needed to resume after a kill.
 
         Args:
-            folder: for checkpoints and metrics of this cell alone.
+            folder: folder for the checkpoints and metrics of this cell only.
             show: whether to print progress.
 
         Returns:
-            What goes into the result file: ``metrics`` and anything else that survives JSON.
+            The content of the result file: ``metrics`` and anything else that JSON can store.
         """
 
 
@@ -38,8 +38,8 @@ class Cell:
     """One entry of an experiment.
 
     Attributes:
-        experiment: name of the experiment that keeps the result; others may use it.
-        labels: what tells it from the other cells, such as model, task, lr and seed.
+        experiment: name of the experiment that stores the result; others may use it.
+        labels: what distinguishes it from other cells, such as model, task, lr and seed.
         run: what to compute.
     """
 
@@ -49,7 +49,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The labels in one path-like word."""
+        """The labels joined into one path-like word."""
         return "/".join(self.labels.values())
 
     def matches(self, pattern: str) -> bool:
@@ -58,30 +58,30 @@ class Cell:
 
 
 class Results:
-    """The files of all experiments at one scale.
+    """The result files of all experiments at one scale.
 
     Args:
-        root: where they are, in a folder for each experiment and scale.
-        scale: which scale.
+        root: root folder, with one folder per experiment and scale.
+        scale: the scale.
     """
 
     def __init__(self, root: Path, scale: str) -> None:
         self.root, self.scale = root, scale
 
     def folder(self, experiment: str) -> Path:
-        """Where everything of an experiment is."""
+        """The folder of an experiment."""
         return self.root / f"{experiment}-{self.scale}"
 
     def path(self, cell: Cell) -> Path:
-        """The file of a cell."""
+        """The result file of a cell."""
         return self.folder(cell.experiment) / "cells" / f"{_file_name(cell)}.json"
 
     def workplace(self, cell: Cell) -> Path:
-        """Where a cell keeps checkpoints while it runs, and its best model afterwards."""
+        """The folder for the checkpoints of a running cell, and for its best model afterwards."""
         return self.folder(cell.experiment) / "runs" / _file_name(cell)
 
     def load(self, cell: Cell) -> dict[str, Any] | None:
-        """The result of a cell, or None; one made with another configuration is an error."""
+        """The result of a cell, or None; a result of a different configuration is an error."""
         path = self.path(cell)
         if not os.path.lexists(path):
             return None
@@ -92,13 +92,13 @@ class Results:
         changed += differences(dict(cell.labels), result["labels"], "labels")
         if changed:
             raise ValueError(
-                f"{path} was made with another configuration: {'; '.join(changed)}. "
+                f"{path} was computed with a different configuration: {'; '.join(changed)}. "
                 "Move it away, or choose another folder."
             )
         return result
 
     def save(self, cell: Cell, found: dict[str, Any]) -> None:
-        """Write the result of a cell, at once or not at all."""
+        """Write the result of a cell, atomically."""
         result = {
             "labels": dict(cell.labels),
             **_finite(found),
@@ -117,11 +117,11 @@ _KINDS: dict[str, Any] = {
     "curve": list[dict[str, float | None]] | None,
     "positions": list[float] | None,
 }
-"""Fields of a result that are read again."""
+"""Fields of a result that are read back."""
 
 
 def _finite(value: Any) -> Any:
-    """Data without numbers that JSON does not know: they become null, as in ``metrics.jsonl``."""
+    """Replace numbers that JSON does not support by null, as in ``metrics.jsonl``."""
     if isinstance(value, dict):
         return {name: _finite(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -134,18 +134,18 @@ def _file_name(cell: Cell) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A configuration as JSON would give it back, without fields that only name a place."""
+    """A configuration as read back from JSON, without fields that only hold a path."""
     places = [x.name for x in dataclasses.fields(value) if x.metadata.get("place")]
     found = dataclasses.asdict(value)
     return json.loads(json.dumps({k: v for k, v in found.items() if k not in places}))
 
 
 def completed(stored: Any, like: Any) -> Any:
-    """A stored configuration, with options that came later at their defaults.
+    """A stored configuration, with options that were added later at their defaults.
 
     Args:
-        stored: as JSON has it.
-        like: a dataclass of the same kind, which knows its fields and their defaults.
+        stored: the configuration as read from JSON.
+        like: a dataclass of the same type, for its fields and their defaults.
     """
     if not (dataclasses.is_dataclass(like) and isinstance(stored, dict)):
         return stored
@@ -162,7 +162,7 @@ def completed(stored: Any, like: Any) -> Any:
 
 
 def differences(ours: Any, theirs: Any, where: str = "") -> list[str]:
-    """Where two configurations differ, in words."""
+    """Descriptions of the differences between two configurations."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         keys: Iterable[str] = dict.fromkeys([*ours, *theirs])
         found = [

@@ -1,4 +1,4 @@
-"""Finished pretraining runs beside each other: what each has learned, and how fast it trains."""
+"""Comparison of finished pretraining runs: what each has learned, and how fast it trains."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -30,14 +30,14 @@ _EQUAL = ("tokens", "batch_tokens", "seq_len", "loader", "reset_state", "seed")
 
 
 class FinishedRun(NamedTuple):
-    """A pretraining run that has come to its end.
+    """A finished pretraining run.
 
     Attributes:
-        folder: of the run.
-        recipe: what was trained and how.
-        data: its shards.
-        checksum: of the index of the shards, which tells data sets apart.
-        summary: what it says of itself.
+        folder: folder of the run.
+        recipe: its recipe.
+        data: folder of its shards.
+        checksum: checksum of the index of the shards, which identifies the dataset.
+        summary: the summary that it wrote.
     """
 
     folder: Path
@@ -48,15 +48,15 @@ class FinishedRun(NamedTuple):
 
 
 def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
-    """Read what a run says of itself.
+    """Open a finished run.
 
     Args:
-        folder: of the run.
-        data: where its shards are now, if they have moved.
+        folder: folder of the run.
+        data: folder of its shards, if they have moved.
     """
     if not (folder / SUMMARY).is_file():
         begun = (folder / RUN).is_file()
-        why = "has not finished" if begun else "is no pretraining run"
+        why = "has not finished" if begun else "is not a pretraining run"
         raise ValueError(f"{folder} {why}: there is no {SUMMARY}. Only finished runs are compared.")
     origin, summary = read_json(folder / RUN), read_json(folder / SUMMARY)
     for name, kind in (("model", str), ("parameters", int), ("tokens", int)):
@@ -66,22 +66,22 @@ def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
     where = told if data is None else data
     if not (where / INDEX).is_file():
         raise ValueError(
-            f"{folder} was trained on {where}, which is no longer there: say where it is with "
+            f"{folder} was trained on {where}, which no longer exists: pass its new path with "
             "--shards."
         )
     if sha256(where / INDEX) != checksum:
-        raise ValueError(f"{where} does not hold the shards that {folder} was trained on.")
+        raise ValueError(f"{where} does not contain the shards that {folder} was trained on.")
     return FinishedRun(folder, recipe, where, checksum, summary)
 
 
 def check_comparable(runs: list[FinishedRun]) -> None:
-    """Refuse runs that differ in more than the model: data, tokens, batches, seed."""
+    """Reject runs that differ in more than the model: data, tokens, batches, seed."""
     first = _footing(runs[0])
     for run in runs[1:]:
         differ = {k: v for k, v in _footing(run).items() if v != first[k]}
         if differ:
             told = "; ".join(f"{name}: {first[name]} and {value}" for name, value in differ.items())
-            raise ValueError(f"{runs[0].folder} and {run.folder} are no fair pair: {told}.")
+            raise ValueError(f"{runs[0].folder} and {run.folder} are not comparable: {told}.")
 
 
 def _footing(run: FinishedRun) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def measure(run: FinishedRun, *, batch_size: int = 32) -> dict[str, Any]:
         found = score(model)
     if not math.isfinite(found["bits_per_byte"]):
         raise ValueError(
-            f"{run.folder} scores {found['bits_per_byte']} bits per byte: it predicts nothing."
+            f"{run.folder} scores {found['bits_per_byte']} bits per byte, which is not finite."
         )
     records = read_metrics(run.folder)
     curve = [
@@ -134,12 +134,12 @@ def measure_calibration(run: FinishedRun, *, batch_size: int = 32) -> dict[str, 
 
 
 def weights_of(run: FinishedRun) -> str:
-    """What identifies the trained model: the checksum of its weights."""
+    """The checksum of its weights, which identifies the trained model."""
     return sha256(run.folder / WEIGHTS)
 
 
 def training_passes(runs: Mapping[str, FinishedRun]) -> dict[str, Callable[[], None]]:
-    """One update of every model, as its run made them, ready to be timed."""
+    """One update of every model, as in its run, ready to be timed."""
     return {name: _training_pass(run) for name, run in runs.items()}
 
 

@@ -1,4 +1,4 @@
-"""``kla demo``: KLA and Mamba learn to copy selectively, and to track a state, a minute each."""
+"""``kla demo``: KLA and Mamba learn selective copying and state tracking, a minute each."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,22 +18,22 @@ MODELS = ("kla", "mamba")
 TRACKERS = ("rotating-kla", "mamba")
 SUMMARY = "KLA and Mamba learn to copy selectively"
 TRACKING_SUMMARY = (
-    "Five things are permuted again and again, and the models say where they are after every "
-    "permutation (the group A5). One block each, trained on at most 20 permutations, asked for up "
-    "to 200. Tokens turn the latent of the rotating KLA; a decay cannot hold the answer."
+    "Five objects are permuted again and again, and the models predict where they are after every "
+    "permutation (the group A5). One block each, trained on at most 20 permutations and tested on "
+    "up to 200. Tokens rotate the latent of the rotating KLA; a decay cannot store the answer."
 )
 TASK = {"seq_len": 32, "num_copied": 4, "train_size": 1, "test_size": 512}
 TRACKING = TrackingScale(max_steps=1_000, test_lens=(20, 50, 100, 200), test_size=128)
 _WIDTH = 64
 _NOTE = (
-    "32 tokens with 4 to copy instead of 256 with 16, width 64, fresh sequences, one seed, one "
-    "learning rate: a demonstration, not a comparison"
+    "32 tokens with 4 to copy instead of 256 with 16, width 64, new sequences in every batch, one "
+    "seed, one learning rate: a demonstration, not a comparison"
 )
 _TRACKING_NOTE = "width 64, one seed, one learning rate; kla reproduce state-tracking has more"
 
 
 def cells(scale: Scale) -> list[Cell]:
-    """One block of each, with equal state sizes, on both tasks."""
+    """One block of each model, with equal state sizes, on both tasks."""
     copying = [
         Cell(experiment="demo", labels={"model": name, "task": "selective_copying"}, run=_run(name))
         for name in MODELS
@@ -75,7 +75,7 @@ def _run(name: str) -> TaskRun:
 
 
 def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
-    """How well each model copies and tracks, and what it took."""
+    """The accuracy of each model on both tasks, and the cost of training."""
     effort = ["parameters", "updates", "time, one core"]
     copying, tracking = [], []
     for name in MODELS:
@@ -95,7 +95,7 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
             [_NOTE],
         ),
         Table(
-            "A5: whole sequences right, %, trained on at most 20 steps",
+            "A5: sequences entirely correct, %, trained on at most 20 steps",
             ["model", *lengths, *effort],
             tracking,
             [_TRACKING_NOTE],

@@ -1,4 +1,4 @@
-"""An experiment: its cells at each scale, and how their results become tables."""
+"""An experiment: its cells at each scale, and the tables of their results."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from kalman_attention.recipes.cell import Cell
 
 Scale: TypeAlias = Literal["smoke", "cpu", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "cpu", "paper")
-"""Seconds, for the tests; hours on two cores, for results; as published, for a GPU."""
+"""Seconds, for tests; hours on two cores, for results; as published, for a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,13 +18,13 @@ class Experiment:
     """One of the paper's experiments, or one of ours.
 
     Attributes:
-        name: what the user types.
-        source: where it stands in the paper, as a label of its LaTeX; None if it is ours.
+        name: its name on the command line.
+        source: where it is in the paper, as a LaTeX label; None if it is not in the paper.
         cells: all cells at a scale.
-        tables: tables from the results that are there, which may be few.
-        metric: what learning curves show.
-        prepare: makes what the runs need in a folder, where the user names nothing, and returns
-            the fields of the runs that say where it is.
+        tables: tables of the available results, which may be incomplete.
+        metric: the metric of the learning curves.
+        prepare: creates the inputs of the runs in a folder, if the user passes none, and returns
+            the fields of the runs that hold their paths.
     """
 
     name: str
@@ -35,26 +35,26 @@ class Experiment:
     prepare: Callable[[Path], dict[str, str]] | None = None
 
     def render(self, scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
-        """The tables, and below each how many of the runs it speaks of are not there yet."""
+        """The tables, each with a note on the number of runs that are still missing."""
         tables, total = self.tables(scale, results), len(self.cells(scale))
         if len(results) == total:
             return tables
-        note = f"{total - len(results)} of {total} runs are not there yet"
+        note = f"{total - len(results)} of {total} runs are still missing"
         return [table._replace(notes=[*table.notes, note]) for table in tables]
 
 
 def notes(scale: Scale, changes: Sequence[str]) -> list[str]:
-    """What stands below a table: the scale, and what it changed of the published protocol."""
+    """The notes below a table: the scale, and how it differs from the published protocol."""
     return [f"scale {scale}", *changes]
 
 
 def best(
     results: Sequence[dict[str, Any]], metric: str = "accuracy", **labels: str
 ) -> dict[str, Any] | None:
-    """The result with the highest metric among those with the given labels; None if none is there.
+    """The result with the highest metric among those with the given labels; None without results.
 
-    It is chosen by the validation set where there was one. Learning rates of a cell are compared
-    this way. Seeds are not: see ``mean_of_best``.
+    It is chosen on the validation set if there was one. This is how the learning rates of a cell
+    are compared. Seeds are averaged instead: see ``mean_of_best``.
     """
     chosen = [r for r in results if all(r["labels"].get(k) == v for k, v in labels.items())]
     return max(chosen, key=lambda r: r.get("validation", r["metrics"])[metric], default=None)
@@ -63,7 +63,7 @@ def best(
 def mean_of_best(
     results: Sequence[dict[str, Any]], metric: str = "accuracy", **labels: str
 ) -> float | None:
-    """Mean over seeds of the best learning rate's metric; None if no result is there."""
+    """Mean over seeds of the metric at the best learning rate; None without results."""
     seeds = sorted({r["labels"].get("seed", "") for r in results})
     found = [best(results, metric, **labels, **({"seed": s} if s else {})) for s in seeds]
     values = [r["metrics"][metric] for r in found if r is not None]

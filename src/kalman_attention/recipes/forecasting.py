@@ -1,10 +1,11 @@
 """``forecasting``: the next 96 hours of ETTh1 from the last 96, with a variance.
 
-``hourly`` gives every hour, ``thinned`` half of the hours at random, where the clock matters. The
-future is asked for by instants at which nothing is observed. Beside the models stand a linear map
-from the past of a channel to its future, by least squares, and persistence; their variance is that
-of their errors in training, for each hour ahead. All see a window minus its mean, and errors
-are in deviations of the training set, as usual for this data.
+``hourly`` shows every hour, ``thinned`` a random half of the hours, where the time stamps matter.
+The future is requested by instants without observations. The models are compared with a linear map
+from the past of a channel to its future, fitted by least squares, and with persistence; the
+variance of both is that of their training errors, for each hour ahead. The mean of a window is
+subtracted for all, and errors are in standard deviations of the training set, as usual for this
+dataset.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ Task = Literal["hourly", "thinned"]
 FILE, CHANNELS, BATCH = "ETTh1.csv", 7, 50
 MONTH = 30 * 24
 MONTHS = (12, 4, 4)
-"""For training, validation and test, one after the other: the usual split."""
+"""Months for training, validation and test, in this order: the usual split."""
 
 BASE = SeriesConfig(channels=CHANNELS, outputs=CHANNELS, num_layers=2, tell_gaps=True)
 _GRU = dataclasses.replace(BASE, mixer="gru")
@@ -42,14 +43,14 @@ MODELS: dict[Task, dict[str, SeriesConfig]] = {
         "gru": _GRU,
     },
 }
-"""Models that are trained, by task."""
+"""Models trained by gradient descent, by task."""
 
 SIMPLE = ("linear", "persistence")
-"""Models that are not, on the hourly task."""
+"""Models without gradient descent, on the hourly task."""
 
 
 class Windows(NamedTuple):
-    """Stretches of past and future, minus the mean of the past.
+    """Windows of past and future, minus the mean of the past.
 
     Attributes:
         past: ``[n, hours, 7]``.
@@ -62,14 +63,13 @@ class Windows(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is seen and asked for.
+    """Lengths and strides of the windows.
 
     Attributes:
-        hours: seen.
-        ahead: asked for.
-        stride: hours between the starts of windows for training and validation; test windows
-            start at every hour times ``test_stride``.
-        test_stride: see there.
+        hours: number of past hours shown.
+        ahead: number of hours to predict.
+        stride: hours between the starts of windows for training and validation.
+        test_stride: hours between the starts of test windows.
     """
 
     hours: int = 96
@@ -78,15 +78,17 @@ class Setting:
     test_stride: int = 1
 
 
-@functools.lru_cache(maxsize=1)  # the cells of a process share it
+@functools.lru_cache(maxsize=1)  # shared by the cells of a process
 def windows(data: str, setting: Setting) -> tuple[Windows, Windows, Windows]:
-    """Windows for training, validation and test; a later part may see the end of an earlier one."""
+    """Windows for training, validation and test; a past may reach into the previous split."""
     if not data:
-        raise ValueError(f"this experiment reads {FILE}: say in which folder it is with --data.")
+        raise ValueError(f"this experiment reads {FILE}: pass the folder that has it with --data.")
     rows = read_table(Path(data) / FILE).double()
     ends = [sum(MONTHS[: i + 1]) * MONTH for i in range(3)]
     if len(rows) < ends[-1]:
-        raise ValueError(f"{FILE} has {len(rows)} rows; 20 months of hours, {ends[-1]}, are split.")
+        raise ValueError(
+            f"{FILE} has {len(rows)} rows, but 20 months of hours, {ends[-1]} rows, are needed."
+        )
     train = rows[: ends[0]]
     rows = (rows - train.mean(0)) / train.std(0)
     strides = (setting.stride, setting.stride, setting.test_stride)
@@ -106,7 +108,7 @@ def _cut(rows: Tensor, setting: Setting, stride: int) -> Windows:
 
 
 def _series(found: Windows, task: Task, seed: int) -> Series:
-    """The past, all or half of it, and instants at which the future is asked for."""
+    """The past, all or half of it, followed by the instants of the future to predict."""
     past, future = found
     n, hours, _ = past.shape
     values = torch.cat([past, torch.zeros_like(future)], 1)
@@ -120,7 +122,7 @@ def _series(found: Windows, task: Task, seed: int) -> Series:
         values=values,
         observed=observed.unsqueeze(-1).expand_as(values),
         times=torch.arange(float(values.shape[1])).expand(n, -1),
-        mask=observed | asked,  # hours that were left out are not told of
+        mask=observed | asked,  # hours that were left out are not tokens
         targets=torch.cat([torch.zeros_like(past), future], 1),
         asked=asked.unsqueeze(-1).expand_as(values),
     )
@@ -128,14 +130,14 @@ def _series(found: Windows, task: Task, seed: int) -> Series:
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastRun:
-    """A model of series that forecasts.
+    """Training of a series model on forecasting.
 
     Attributes:
         task: all hours of the past, or half of them.
         model: options of the model.
-        training: how to train it.
-        setting: what is seen and asked for.
-        data: folder with the file; where it lies makes no difference.
+        training: options of the training loop.
+        setting: the windows.
+        data: folder with the file; its path is not part of the configuration.
     """
 
     task: Task
@@ -146,13 +148,13 @@ class ForecastRun:
 
     @property
     def updates(self) -> int:
-        """The most updates that training takes."""
+        """Maximum number of updates."""
         assert self.training.epochs is not None
         room = MONTHS[0] * MONTH - self.setting.hours - self.setting.ahead
         return self.training.epochs * -(-(room // self.setting.stride + 1) // BATCH)
 
     def execute(self, folder: Path, *, show: bool) -> dict[str, Any]:
-        """Train, or go on training; see ``cell.Run``."""
+        """Train, or resume training; see ``cell.Run``."""
         parts = windows(self.data, self.setting)
         data = Splits(*(_series(part, self.task, seed) for seed, part in enumerate(parts)))
         about = {"task": self.task, "setting": dataclasses.asdict(self.setting)}
@@ -163,12 +165,12 @@ class ForecastRun:
 
 @dataclass(frozen=True, kw_only=True)
 class SimpleRun:
-    """A forecast that takes no gradient descent.
+    """A forecast without gradient descent.
 
     Attributes:
         kind: ``"linear"``, one map for all channels from their past to their future, or
             ``"persistence"``, the last value.
-        setting: what is seen and asked for.
+        setting: the windows.
         data: folder with the file.
     """
 
@@ -178,7 +180,7 @@ class SimpleRun:
 
     @property
     def updates(self) -> int:
-        """It is a single step."""
+        """A single step."""
         return 1
 
     def execute(self, folder: Path, *, show: bool) -> dict[str, Any]:
@@ -212,13 +214,13 @@ class SimpleRun:
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastScale:
-    """What the experiment becomes at one scale.
+    """Settings of the experiment at one scale.
 
     Attributes:
-        setting: what is seen and asked for.
-        epochs: most epochs.
-        seeds: of first weights and of the order of batches.
-        changes: in words, for the table.
+        setting: the windows.
+        epochs: maximum number of epochs.
+        seeds: seeds of the initial weights and of the order of batches.
+        changes: differences from the published protocol, for the table.
     """
 
     setting: Setting
@@ -227,13 +229,13 @@ class ForecastScale:
     changes: tuple[str, ...]
 
 
-_FULL = "96 hours seen, 96 asked for; 12 months for training, 4 for validation, 4 for test"
+_FULL = "96 hours observed, 96 predicted; 12 months for training, 4 for validation, 4 for test"
 SCALES: dict[Scale, ForecastScale] = {
     "smoke": ForecastScale(
         setting=Setting(hours=12, ahead=6, stride=400, test_stride=400),
         epochs=1,
         seeds=(0,),
-        changes=("a few short windows, one epoch: shows that it runs, and nothing else",),
+        changes=("a few short windows, one epoch: only shows that it runs",),
     ),
     "cpu": ForecastScale(
         setting=Setting(), epochs=20, seeds=(0,), changes=(_FULL, "training windows 8 hours apart")
@@ -249,7 +251,7 @@ SCALES: dict[Scale, ForecastScale] = {
 
 
 def training(epochs: int, seed: int) -> TrainConfig:
-    """How every model is trained."""
+    """Training options, the same for every model."""
     return TrainConfig(
         epochs=epochs,
         lr=2e-3,
@@ -268,7 +270,7 @@ def cells(scale: Scale) -> list[Cell]:
     """Simple forecasts first; then every model at every seed."""
     at, found = SCALES[scale], []
     every = at.setting if scale == "smoke" else dataclasses.replace(at.setting, stride=1)
-    for kind in SIMPLE:  # which cost nothing, so they see all windows
+    for kind in SIMPLE:  # cheap enough to use all windows
         run: Any = SimpleRun(kind=kind, setting=every)  # type: ignore[arg-type]
         labels = {"model": kind, "task": "hourly"}
         found.append(Cell(experiment="forecasting", labels=labels, run=run))

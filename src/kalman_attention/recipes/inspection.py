@@ -1,4 +1,4 @@
-"""Looking inside models that ``mad`` trained: posterior variance, Kalman attention maps."""
+"""Inspection of models trained by ``mad``: posterior variance, Kalman attention maps."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,8 +20,8 @@ class Trained(NamedTuple):
     """A trained model, with one sequence of its test set.
 
     Attributes:
-        model: with its best weights.
-        sequence: one row, ``[1, T]`` each.
+        model: the model with its best weights.
+        sequence: inputs and targets of one row, ``[1, T]`` each.
         tokens: readable name of every input token.
     """
 
@@ -31,12 +31,12 @@ class Trained(NamedTuple):
 
 
 class VarianceTrace(NamedTuple):
-    """What ``fig:posterior-var-sc`` shows.
+    """The data of ``fig:posterior-var-sc``.
 
     Attributes:
-        variance: of every channel of the read-out, ``[T, D]``.
+        variance: variance of every channel of the read-out, ``[T, D]``.
         gain: Kalman gain, of the same shape.
-        marked: positions of the tokens that must be copied.
+        marked: positions of the tokens to copy.
         tokens: readable names.
     """
 
@@ -47,22 +47,22 @@ class VarianceTrace(NamedTuple):
 
 
 def trained_kla(results: Results, scale: Scale, task: str) -> Trained:
-    """The best KLA that ``mad`` trained on a task.
+    """The best KLA model that ``mad`` trained on a task.
 
     Raises:
-        ValueError: it is not there; the message says how to train it.
+        ValueError: there is none; the message says how to train one.
     """
     found = load_best(results, [c for c in mad.cells(scale) if c.matches(f"kla/{task}/seed0")])
     if found is None:
         raise ValueError(
-            f"there is no KLA trained on {task} under {results.folder('mad')}. Train it with "
+            f"there is no KLA model trained on {task} in {results.folder('mad')}. Train one with "
             f"`kla reproduce mad --scale {scale} --only kla/{task}`."
         )
     return found
 
 
 def load_best(results: Results, cells: Sequence[Cell]) -> Trained | None:
-    """The best of some language models with its best weights; None if none is there."""
+    """The best of several language models with its best weights; None without results."""
     there = [c for c in cells if (results.workplace(c) / "best").exists()]
     chosen = best([r for c in there if (r := results.load(c)) is not None])
     if chosen is None:
@@ -83,7 +83,7 @@ def variance_trace(trained: Trained) -> VarianceTrace:
     variance, gain = found.variance[-1], found.gain[-1]
     assert variance is not None
     assert gain is not None
-    blank = trained.tokens[-1]  # the answers are written over blanks
+    blank = trained.tokens[-1]  # the model answers at the blanks at the end
     scored = int((trained.sequence.targets[0] >= 0).sum())
     body = trained.tokens[: len(trained.tokens) - scored - 1]
     marked = [i for i, token in enumerate(body) if token != blank]

@@ -1,4 +1,4 @@
-"""The machine: what a result says of it, and how its memory is kept."""
+"""The machine: its description in result files, and its memory allocator."""
 
 import ctypes
 import datetime
@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def about() -> dict[str, str | int | None]:
-    """What every result file says of its origin."""
-    # Here, so that `kla --help` need not wait for them.
+    """The description of software and hardware in every result file."""
+    # Imported here, so that `kla --help` does not wait for them.
     import importlib.metadata
 
     import torch
@@ -25,10 +25,11 @@ def about() -> dict[str, str | int | None]:
 
 
 def keep_memory() -> bool:
-    """Let the C library keep freed memory: giving it back costs a page fault for every 4 KiB.
+    """Make the C library keep freed memory: returning it costs a page fault for every 4 KiB.
 
     That is up to a sixth of the time of a small model on a CPU. Allocators such as jemalloc keep
-    it anyway; of the usual C libraries only glibc can be told. Says whether it was.
+    memory anyway; among the common C libraries only glibc has the option. Returns whether it was
+    set.
     """
     trim_threshold, mmap_max = -1, -4
     try:

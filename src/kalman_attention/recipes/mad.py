@@ -2,7 +2,7 @@
 
 ``mad`` has the paper's scaffold, an encoder and a decoder MLP around the block. ``mad-bare`` has
 the block alone, and shorter sequences at the ``cpu`` scale; ``training-length`` and
-``process-noise`` go on from its runs.
+``process-noise`` build on its runs.
 """
 
 import dataclasses
@@ -27,14 +27,14 @@ MODELS = tuple(MAD)
 
 @dataclass(frozen=True, kw_only=True)
 class TaskScale:
-    """What one task becomes at one scale.
+    """Settings of one task at one scale.
 
     Attributes:
-        options: what differs from the published task.
-        epochs: the most passes over the training set.
+        options: options that differ from the published task.
+        epochs: maximum number of passes over the training set.
         patience: evaluations (one per epoch) without improvement before training stops.
-        rates: the learning rate of every model, if it was chosen beforehand; None tries all rates
-            of the suite.
+        rates: the learning rate of every model, if chosen beforehand; None tries all rates of the
+            suite.
     """
 
     options: dict[str, Any]
@@ -45,17 +45,18 @@ class TaskScale:
 
 @dataclass(frozen=True, kw_only=True)
 class MadScale:
-    """What the suite becomes at one scale.
+    """Settings of the suite at one scale.
 
     Attributes:
-        tasks: by name.
-        scaffold: what stands around the block.
-        rates: learning rates to try; the best counts.
-        schedule: how the rate falls.
-        seeds: seeds of data, first weights and order.
+        tasks: settings of the tasks, by name.
+        scaffold: scaffold around the block.
+        rates: learning rates to try; the best one is reported.
+        schedule: schedule of the learning rate.
+        seeds: seeds of data, initial weights and order of batches.
         batch_size: sequences per update.
-        validation_size: sequences that choose among rates and epochs; None lets the test set do it.
-        changes: in words, for the table.
+        validation_size: number of validation sequences that choose rate and epoch; None chooses
+            them on the test set.
+        changes: differences from the published protocol, for the table.
     """
 
     tasks: dict[str, TaskScale]
@@ -85,7 +86,7 @@ _SMOKE = MadScale(
         for task in MAD_TASKS
     },
     batch_size=32,
-    changes=("64 sequences of 32 tokens, one epoch: shows that it runs, and nothing else",),
+    changes=("64 sequences of 32 tokens, one epoch: only shows that it runs",),
 )
 _PAPER = MadScale(
     tasks={task: TaskScale(options={}, epochs=750) for task in MAD_TASKS},
@@ -100,7 +101,7 @@ _COPYING_RATES = {
     "kla": 3e-3,
     "kla+": 3e-3,
 }
-"""Chosen by ``mad-rates``; where it has no result yet, the larger one, as for all."""
+"""Chosen by ``mad-rates``; the larger rate where it has no result yet."""
 
 SCALES: dict[Scale, MadScale] = {
     "smoke": dataclasses.replace(_SMOKE, validation_size=32),
@@ -121,11 +122,11 @@ SCALES: dict[Scale, MadScale] = {
         changes=(
             "at most 60 epochs (compression), 400 (memorization), 12 (recall, noisy recall), 14 "
             "(fuzzy recall), 90 (selective copying) instead of 750; patience 20, 70, 8, 8 and 24",
-            "the rate falls by a cosine to 0 at the last epoch; the paper's is constant",
-            "better of the learning rates 3e-3 and 1e-3 for every model, on selective copying as "
-            "mad-rates found it; the paper has 1e-3 only",
-            "rate and epoch are chosen on 1,280 sequences of their own; the test set is looked at "
-            "once",
+            "cosine decay of the learning rate to 0 at the last epoch; the paper's is constant",
+            "the better of the learning rates 3e-3 and 1e-3 for every model, chosen by mad-rates "
+            "for selective copying; the paper uses 1e-3 only",
+            "rate and epoch are chosen on 1,280 separate validation sequences; the test set is "
+            "used once",
             "one seed instead of five",
         ),
     ),
@@ -152,17 +153,17 @@ BARE: dict[Scale, MadScale] = {
             "at most 24 epochs (compression), 400 (memorization), 40 (recall, noisy recall), 16 "
             "(fuzzy recall), 30 (selective copying) instead of 750; patience 15 on recall and "
             "noisy recall, not 70",
-            "better of the learning rates 3e-3 and 1e-3 by test accuracy, for every model; the "
-            "paper has 1e-3 only",
+            "the better of the learning rates 3e-3 and 1e-3 by test accuracy, for every model; the "
+            "paper uses 1e-3 only",
             "one seed instead of five",
         ),
     ),
     "paper": dataclasses.replace(_PAPER, scaffold="bare"),
 }
-"""The suite with the block alone, at each scale."""
+"""The suite without encoder and decoder, at each scale."""
 
 SUITES = {"mad": SCALES, "mad-bare": BARE}
-"""Both suites, by the name of their experiment."""
+"""Both suites, by experiment."""
 
 
 def task_run(
@@ -206,8 +207,8 @@ def cells(scale: Scale, name: str = "mad") -> list[Cell]:
     """Every model on every task, for every learning rate and seed.
 
     Args:
-        scale: which scale.
-        name: which suite, ``"mad"`` or ``"mad-bare"``.
+        scale: the scale.
+        name: the suite, ``"mad"`` or ``"mad-bare"``.
     """
     suite = SUITES[name][scale]
     found = []
@@ -231,7 +232,7 @@ def cells(scale: Scale, name: str = "mad") -> list[Cell]:
 
 
 def tables(scale: Scale, results: Sequence[dict[str, Any]], name: str = "mad") -> list[Table]:
-    """Accuracy of every model on every task, the paper's in brackets; tokens and rates below."""
+    """Tables of macro accuracy, with the paper's in brackets, token accuracy and learning rates."""
     suite = SUITES[name][scale]
     below = notes(scale, suite.changes)
     title = "MAD" if suite.scaffold == "encoder-decoder" else "MAD without encoder and decoder"
@@ -262,7 +263,7 @@ def _by_task(title: str, cell: Callable[[str, str], str], below: list[str]) -> T
 def _rates(
     title: str, suite: MadScale, results: Sequence[dict[str, Any]], below: list[str]
 ) -> list[Table]:
-    """The learning rates beside each other, if there are several."""
+    """Accuracy at each learning rate, if there are several."""
     if len(suite.rates) < 2:
         return []
 

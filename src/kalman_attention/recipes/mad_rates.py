@@ -1,8 +1,8 @@
-"""``mad-rates``: which learning rate each model gets on selective copying in ``mad``.
+"""``mad-rates``: the choice of each model's learning rate on selective copying in ``mad``.
 
-A run of ``mad`` on selective copying takes hours, so each model has one there, twice as long as two
-would be. Its rate is chosen here: on shorter sequences and fewer epochs, from another seed, in the
-same way for every model.
+A run of ``mad`` on selective copying takes hours, so each model has a single run there, twice as
+long as two runs would be. Its rate is chosen here, with shorter sequences, fewer epochs and a
+different seed, in the same way for every model.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ _SHORT = mad.TaskScale(options={"seq_len": 64, "num_copied": 8}, epochs=12)
 
 
 def _suite(scale: Scale) -> mad.MadScale:
-    """``mad`` at a scale, with the short task where there is none yet."""
+    """``mad`` at a scale, with the short task if it has no selective copying."""
     suite = mad.SCALES[scale]
     task = suite.tasks[TASK] if scale == "smoke" else _SHORT
     cpu = mad.SCALES["cpu"]
@@ -60,7 +60,7 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
         (
             f"{task.options['seq_len']} tokens with {task.options['num_copied']} to copy, "
             f"{task.epochs} epochs, seed {SEED}; otherwise as in mad at scale cpu",
-            "on the validation set; the higher one is the rate of mad on selective copying",
+            "on the validation set; mad uses the better rate on selective copying",
         ),
     )
     title = "Selective copying, short: validation accuracy by learning rate, %"

@@ -17,16 +17,16 @@ MODELS = ("gated_deltanet", "gla", "mamba", "kla")
 
 @dataclass(frozen=True, kw_only=True)
 class MqarScale:
-    """What the experiment becomes at one scale.
+    """Settings of the experiment at one scale.
 
     Attributes:
-        options: of the task.
+        options: options of the task.
         widths: d_model, each with its batch size.
-        epochs: the most passes over the training set.
+        epochs: maximum number of passes over the training set.
         patience: evaluations (one per epoch) without improvement before training stops.
         rate: learning rate.
-        seeds: of data, first weights and order.
-        changes: in words, for the table.
+        seeds: seeds of data, initial weights and order of batches.
+        changes: differences from the published protocol, for the table.
     """
 
     options: dict[str, Any]

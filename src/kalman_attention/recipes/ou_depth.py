@@ -17,16 +17,16 @@ _VARIANTS: tuple[Literal["ou", "none"], ...] = ("ou", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class DepthScale:
-    """What the experiment becomes at one scale.
+    """Settings of the experiment at one scale.
 
     Attributes:
-        options: of selective copying.
+        options: options of selective copying.
         depths: numbers of blocks.
         d_model: width.
-        epochs: the most passes over the training set.
+        epochs: maximum number of passes over the training set.
         rate: learning rate.
-        seeds: of data, first weights and order.
-        changes: in words, for the table.
+        seeds: seeds of data, initial weights and order of batches.
+        changes: differences from the published protocol, for the table.
     """
 
     options: dict[str, Any]
@@ -46,7 +46,7 @@ SCALES: dict[Scale, DepthScale] = {
         depths=(1, 2),
         d_model=16,
         epochs=1,
-        changes=("64 training sequences, one epoch: shows that it runs, and nothing else",),
+        changes=("64 training sequences, one epoch: only shows that it runs",),
     ),
     "cpu": DepthScale(
         options={**_SMALL, "train_size": 6_400},
@@ -61,7 +61,7 @@ SCALES: dict[Scale, DepthScale] = {
     "paper": DepthScale(
         options={},
         seeds=(0, 1, 2, 3, 4),
-        changes=("depths, width and length are ours: the paper shows a picture without settings",),
+        changes=("depths, width and length are ours: the paper shows a figure without settings",),
     ),
 }
 """The experiment at each scale."""

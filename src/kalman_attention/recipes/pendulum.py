@@ -1,7 +1,7 @@
-"""``pendulum``: the angle of a pendulum from noisy images at uneven times (``tasks/pendulum.py``).
+"""``pendulum``: a pendulum's angle from noisy images at irregular times (``tasks/pendulum.py``).
 
-The benchmark of Kalman-type recurrent networks (RKN, CRU, S5). Filtering models see images up to
-each time; smoothing ones all images, which is another task and stands apart.
+The benchmark of Kalman-type recurrent networks (RKN, CRU, S5). Filtering models see the images up
+to each time; smoothing models see all images, which is a different task and listed separately.
 """
 
 import dataclasses
@@ -40,13 +40,13 @@ MODELS: dict[str, SeriesConfig] = {
 
 @dataclass(frozen=True, kw_only=True)
 class PendulumRun:
-    """A model on the pendulum.
+    """Training of a series model on the pendulum.
 
     Attributes:
         model: options of the model.
-        training: how to train it.
+        training: options of the training loop.
         task: options of the task that differ from the published ones.
-        sizes: sequences for training, validation and test.
+        sizes: number of sequences for training, validation and test.
     """
 
     model: SeriesConfig
@@ -61,7 +61,7 @@ class PendulumRun:
         return self.training.epochs * -(-self.sizes[0] // BATCH)
 
     def execute(self, folder: Path, *, show: bool) -> dict[str, Any]:
-        """Train, or go on training; see ``cell.Run``."""
+        """Train, or resume training; see ``cell.Run``."""
         about = {"task": self.task, "sizes": self.sizes}
         data = _data(Pendulum(**self.task), self.sizes)
         return train_series(
@@ -69,7 +69,7 @@ class PendulumRun:
         )
 
 
-@functools.lru_cache(maxsize=1)  # the cells of a process share it
+@functools.lru_cache(maxsize=1)  # shared by the cells of a process
 def _data(task: Pendulum, sizes: tuple[int, int, int]) -> Splits:
     train, validation, test = sizes
     return Splits(
@@ -87,13 +87,13 @@ def _series(found: PendulumSequences) -> Series:
 
 @dataclass(frozen=True, kw_only=True)
 class PendulumScale:
-    """What the experiment becomes at one scale.
+    """Settings of the experiment at one scale.
 
     Attributes:
         run: fields of the runs.
-        epochs: of training.
-        seeds: of first weights and of the order of batches; the data is the same for all.
-        changes: in words, for the table.
+        epochs: number of epochs.
+        seeds: seeds of the initial weights and of the order of batches; all use the same data.
+        changes: differences from the published protocol, for the table.
     """
 
     run: dict[str, Any]
@@ -108,7 +108,7 @@ SCALES: dict[Scale, PendulumScale] = {
         run={"sizes": (50, 10, 10), "task": {"steps": 10, "kept": 5, "substeps": 10}},
         epochs=1,
         seeds=(0,),
-        changes=("one update: shows that it runs, and nothing else",),
+        changes=("one update: only shows that it runs",),
     ),
     "cpu": PendulumScale(
         run={}, epochs=60, seeds=(0, 1, 2), changes=(_FULL, "60 epochs, batches of 50")
@@ -121,7 +121,7 @@ SCALES: dict[Scale, PendulumScale] = {
 
 
 def training(epochs: int, seed: int) -> TrainConfig:
-    """How every model is trained; chosen by the validation set (docs/series_models.md)."""
+    """Training options of every model, chosen on the validation set (docs/series_models.md)."""
     return TrainConfig(
         epochs=epochs,
         lr=8e-3,
@@ -136,9 +136,9 @@ def training(epochs: int, seed: int) -> TrainConfig:
 
 
 def cells(scale: Scale) -> list[Cell]:
-    """Every model at every seed; one seed of all models comes before the next.
+    """Every model at every seed, seed by seed.
 
-    Smoothing, whose gradients take seventeen times as long, is run with the first seed only.
+    Smoothing, whose gradients take seventeen times as long, runs with the first seed only.
     """
     setting = SCALES[scale]
     return [
@@ -154,7 +154,7 @@ def cells(scale: Scale) -> list[Cell]:
 
 
 def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
-    """Test error of our models, of published ones below, best first."""
+    """Test error of our models, followed by published ones, best first."""
     rows = [
         [
             name,
@@ -169,8 +169,7 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
         scale,
         (
             *SCALES[scale].changes,
-            "smoothing sees images after the time that is asked about; the other rows of ours do "
-            "not",
+            "smoothing sees images after the time of the prediction; our other rows do not",
             "published figures are on test sets of the same kind, not on the same sequences",
         ),
     )

@@ -1,11 +1,11 @@
 """``physionet``: stays in intensive care, PhysioNet's Challenge 2012 (``data/measurements.py``).
 
-Mortality: who dies in hospital, from 48 hours of measurements. Splits as in mTAN: 80 % and 20 % by
-scikit-learn with seed 42, and 20 % of the first for validation with seed 11. Theirs are of stays in
-the order of a directory listing, ours in the order of record numbers, so the test sets differ.
-Boosted trees on summaries of each channel stand beside the sequence models.
+Mortality: predict who dies in hospital, from 48 hours of measurements. Splits as in mTAN: 80 % and
+20 % by scikit-learn with seed 42, and 20 % of the former for validation with seed 11. mTAN orders
+stays by a directory listing, this experiment by record number, so the test sets differ. The
+sequence models are compared with boosted trees on summaries of each channel.
 
-Interpolation: half of the measurements are hidden and asked for.
+Interpolation: half of the measurements are hidden and predicted.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from kalman_attention.train.config import TrainConfig
 Task = Literal["mortality", "interpolation"]
 BATCH = 50
 TOLD_ONCE = 4
-"""Age, gender, height and kind of unit: told on admission, and not asked for."""
+"""Age, gender, height and type of unit: recorded on admission, and not predicted."""
 
 MORTALITY = SeriesConfig(
     channels=len(CHANNELS),
@@ -75,17 +75,18 @@ MODELS: dict[Task, dict[str, SeriesConfig]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class StaysRun:
-    """A model on stays.
+    """Training of a series model on the stays.
 
     Attributes:
-        task: what is asked for.
+        task: the task.
         model: options of the model.
-        training: how to train it.
-        left_out: share of the measurements that mortality is learned without, other ones for every
-            batch: what is missing is no evidence, so a stay seen less often is as good an example.
+        training: options of the training loop.
+        left_out: share of the measurements left out when training on mortality, drawn anew for
+            every batch. A missing value is simply no evidence, so a stay with fewer measurements
+            is as valid an example.
         minutes: times are rounded to multiples of this.
         stays: number of stays to use; None for all.
-        data: folder with the files; where it lies makes no difference.
+        data: folder with the files; its path is not part of the configuration.
     """
 
     task: Task
@@ -98,13 +99,13 @@ class StaysRun:
 
     @property
     def updates(self) -> int:
-        """The most updates that training takes."""
+        """Maximum number of updates."""
         assert self.training.epochs is not None
         train = round(0.64 * (4000 if self.stays is None else self.stays))
         return self.training.epochs * -(-train // BATCH)
 
     def execute(self, folder: Path, *, show: bool) -> dict[str, Any]:
-        """Train, or go on training; see ``cell.Run``."""
+        """Train, or resume training; see ``cell.Run``."""
         splits = stay_splits(self.data, self.minutes, self.stays)
         if self.task == "interpolation":
             splits = Splits(_complete(splits[0]), *(_hidden(part) for part in splits[1:]))
@@ -131,10 +132,10 @@ class TreesRun:
     """Boosted trees (scikit-learn's, at their defaults) on summaries of each channel.
 
     Attributes:
-        seed: of the trees.
+        seed: seed of the trees.
         minutes: as for ``StaysRun``.
-        stays: as there.
-        data: as there.
+        stays: as for ``StaysRun``.
+        data: as for ``StaysRun``.
     """
 
     seed: int
@@ -144,16 +145,16 @@ class TreesRun:
 
     @property
     def updates(self) -> int:
-        """It is a single step."""
+        """A single step."""
         return 1
 
     def execute(self, folder: Path, *, show: bool) -> dict[str, Any]:
-        """Fit the trees, with early stopping on a part of the training set of their own."""
+        """Fit the trees, with early stopping on a held-out part of the training set."""
         ensemble = library("sklearn.ensemble", "series")
         splits = stay_splits(self.data, self.minutes, self.stays)
         trees = ensemble.HistGradientBoostingClassifier(early_stopping=True, random_state=self.seed)
         train, validation, test = splits
-        known = ~torch.from_numpy(summaries(train)).isnan().all(0).numpy()  # seen in any stay
+        known = ~torch.from_numpy(summaries(train)).isnan().all(0).numpy()  # observed in any stay
         trees.fit(summaries(train)[:, known], train.targets.numpy())
 
         def scores(part: Series) -> dict[str, float]:
@@ -172,20 +173,20 @@ def summaries(part: Series) -> Any:
     low = values.masked_fill(~seen, torch.inf).amin(1)
     high = values.masked_fill(~seen, -torch.inf).amax(1)
     ends = [_end(values, seen), _end(values.flip(1), seen.flip(1))]
-    nan = torch.full_like(mean, torch.nan)  # which the trees know as missing
+    nan = torch.full_like(mean, torch.nan)  # the trees treat NaN as missing
     found = [count.float(), *(x.where(count > 0, nan) for x in (mean, spread, low, high, *ends))]
     return torch.cat(found, 1).numpy()
 
 
 def _end(values: Tensor, seen: Tensor) -> Tensor:
-    """The first value of each channel that was seen."""
+    """The first observed value of each channel."""
     first = seen.to(torch.uint8).argmax(1, keepdim=True)
     return values.gather(1, first).squeeze(1)
 
 
-@functools.lru_cache(maxsize=1)  # the cells of a process share it
+@functools.lru_cache(maxsize=1)  # shared by the cells of a process
 def stay_splits(data: str, minutes: int, count: int | None) -> Splits:
-    """Stays for training, validation and test, channels scaled by the training set.
+    """Stays for training, validation and test, with channels scaled by the training set.
 
     Args:
         data: folder with the files.
@@ -193,7 +194,9 @@ def stay_splits(data: str, minutes: int, count: int | None) -> Splits:
         count: number of stays to use; None for all.
     """
     if not data:
-        raise ValueError("this experiment reads files of PhysioNet 2012: say where with --data.")
+        raise ValueError(
+            "this experiment reads files of PhysioNet 2012: pass their folder with --data."
+        )
     split = library("sklearn.model_selection", "series").train_test_split
     stays = read_stays(data, minutes=minutes)
     rows = list(range(len(stays.died)))[:count]
@@ -204,7 +207,7 @@ def stay_splits(data: str, minutes: int, count: int | None) -> Splits:
 
 
 def _scaling(stays: Stays) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of what was observed of each channel."""
+    """Mean and standard deviation of the observed values of each channel."""
     count = stays.observed.sum((0, 1)).clamp_min(1)
     centre = stays.values.double().sum((0, 1)) / count
     spread = ((stays.values.double() - centre) * stays.observed).square().sum((0, 1)) / count
@@ -213,18 +216,18 @@ def _scaling(stays: Stays) -> tuple[Tensor, Tensor]:
 
 def _series(stays: Stays, rows: Sequence[int], centre: Tensor, scale: Tensor) -> Series:
     values, observed, times, mask, died = (x[rows] for x in stays)
-    # Outliers of these files are slips of the pen as often as not.
+    # Outliers in these files are often typing errors.
     values = ((values - centre) / scale).clamp(-5.0, 5.0)
     return Series(values, observed, times, mask, died, torch.ones_like(died, dtype=torch.bool))
 
 
 def _complete(part: Series) -> Series:
-    """Everything observed and nothing asked: what to hide is drawn anew for every batch."""
+    """Everything observed and nothing to predict: what to hide is drawn anew for every batch."""
     return part._replace(targets=part.values, asked=part.observed)
 
 
 def _hidden(part: Series, generator: torch.Generator | None = None) -> Series:
-    """The same stays with half of their measurements hidden, and asked for."""
+    """The same stays with half of their measurements hidden, as targets."""
     drawn = generator or torch.Generator().manual_seed(0)
     hide = torch.rand(part.observed.shape, generator=drawn) < 0.5
     hide[..., :TOLD_ONCE] = False
@@ -233,19 +236,20 @@ def _hidden(part: Series, generator: torch.Generator | None = None) -> Series:
 
 
 def interpolation_loss(model: nn.Module, batch: Any, generator: torch.Generator) -> Tensor:
-    """``series_loss`` with other measurements hidden each time."""
+    """``series_loss`` with different measurements hidden each time."""
     return series_loss(model, _hidden(Series(*batch), generator), generator)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StaysScale:
-    """What the experiment becomes at one scale.
+    """Settings of the experiment at one scale.
 
     Attributes:
         run: fields of the runs that differ.
-        epochs: most epochs, by task.
-        seeds: of first weights and of the order of batches, by task; splits do not depend on them.
-        changes: in words, for the table.
+        epochs: maximum number of epochs, by task.
+        seeds: seeds of the initial weights and of the order of batches, by task; the splits do not
+            depend on them.
+        changes: differences from the published protocol, for the table.
     """
 
     run: dict[str, Any]
@@ -255,13 +259,13 @@ class StaysScale:
 
 
 _FULL = "4,000 stays of set a: 2,560 for training, 640 for validation, 800 for test"
-_ROUNDED = "times rounded to half an hour; weights chosen by the validation set"
+_ROUNDED = "times rounded to half an hour; weights chosen on the validation set"
 SCALES: dict[Scale, StaysScale] = {
     "smoke": StaysScale(
         run={"stays": 200, "minutes": 240},
         epochs={"mortality": 1, "interpolation": 1},
         seeds={"mortality": (0,), "interpolation": (0,)},
-        changes=("200 stays, one epoch: shows that it runs, and nothing else",),
+        changes=("200 stays, one epoch: only shows that it runs",),
     ),
     "cpu": StaysScale(
         run={},
@@ -273,14 +277,14 @@ SCALES: dict[Scale, StaysScale] = {
         run={"minutes": 1},
         epochs={"mortality": 8, "interpolation": 30},
         seeds={"mortality": tuple(range(5)), "interpolation": tuple(range(5))},
-        changes=(_FULL, "times to the minute; weights chosen by the validation set"),
+        changes=(_FULL, "times to the minute; weights chosen on the validation set"),
     ),
 }
 """The experiment at each scale."""
 
 
 def training(task: Task, epochs: int, seed: int) -> TrainConfig:
-    """How every model is trained on a task; chosen by the validation set, with another seed."""
+    """Training options of a task, chosen on the validation set with a different seed."""
     classes = task == "mortality"
     return TrainConfig(
         epochs=epochs,
@@ -297,7 +301,7 @@ def training(task: Task, epochs: int, seed: int) -> TrainConfig:
 
 
 def cells(scale: Scale) -> list[Cell]:
-    """Mortality, model by model with all seeds and the trees after the first; interpolation."""
+    """Every model of every task at every seed, followed by the trees."""
     setting, found = SCALES[scale], []
 
     def add(task: Task, model: str, seed: int, run: Any) -> None:
@@ -316,7 +320,7 @@ def cells(scale: Scale) -> list[Cell]:
 
 
 def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
-    """Mortality with published figures below, and interpolation."""
+    """Mortality, followed by published figures, and interpolation."""
 
     def row(task: Task, name: str, **columns: str) -> list[str]:
         return [name] + [
@@ -335,7 +339,8 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
     rows = [row("interpolation", name, **gaussian) for name in MODELS["interpolation"]]
     asked = (
         *SCALES[scale].changes,
-        "half of the measurements hidden; errors in deviations of each channel, which are cut at 5",
+        "half of the measurements hidden; errors in standard deviations of each channel; values "
+        "clipped at 5 standard deviations",
     )
     header = ["model", "MSE", "CRPS", "NLL, nats", "95 % coverage"]
     interpolation = Table(

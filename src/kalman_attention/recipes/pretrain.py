@@ -1,16 +1,17 @@
 """Pretraining recipes by name: what is trained, on how many tokens, at which rates.
 
-A recipe has the name of a model preset; the size after the dash decides the rest. 45m and 180m are
-the paper's (``app:lm-details``, ``tab:lm-pretrain-hparams``). What it leaves open is decided here:
+A recipe has the name of a model preset; the size after the dash determines the rest. 45m and 180m
+are the paper's (``app:lm-details``, ``tab:lm-pretrain-hparams``). Where the paper leaves a choice
+open, these recipes use
 
 - the loader that begins every row with a document (the paper names neither of the two that its
-  source has used), and state that crosses from document to document, as there;
-- rates of head and vectors equal to the hidden rate (``train/optim.py``), weight decay constant,
-  rates that fall to 0;
+  source has used), and a state that is carried from document to document, as in that source;
+- rates of head and vectors equal to the hidden rate (``train/optim.py``), a constant weight decay,
+  and rates that decay to 0;
 - no soft cap on the logits.
 
-nano and micro are ours: the same optimiser and schedule at sizes for two cores, with windows
-instead of packed rows, because few documents of a small corpus fit into a short row.
+nano and micro are not in the paper: the same optimiser and schedule at sizes for two cores, with
+windows instead of packed rows, because few documents of a small corpus fit into a short row.
 """
 
 import dataclasses
@@ -30,33 +31,34 @@ from kalman_attention.train.optim import Rates
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainRecipe:
-    """Everything that defines a pretraining run, besides the data.
+    """Everything that defines a pretraining run, except the data.
 
     Attributes:
         model: name of a preset.
-        tokens: to train on, in all; rounded to whole updates.
+        tokens: total number of training tokens; rounded to whole updates.
         batch_tokens: tokens per update.
-        seq_len: tokens of a row.
-        micro_batch: rows that go through the model at a time; their gradients are added up.
+        seq_len: tokens per row.
+        micro_batch: rows per forward pass; their gradients are accumulated.
         loader: ``"packing"``, rows that begin with a document, or ``"window"``, the text cut into
-            rows, those of an update from as many places.
-        reset_state: forget at the borders of documents; otherwise state and attention cross them.
-        loss: of the posterior ``"mean"``, or the ``"marginal"`` likelihood (KLA+).
-        num_samples: posterior samples of the marginal likelihood.
+            rows, where every row of an update comes from a different part of it.
+        reset_state: forget at document boundaries; otherwise state and attention cross them.
+        loss: cross-entropy of the posterior ``"mean"``, or the ``"marginal"`` likelihood (KLA+).
+        num_samples: number of posterior samples for the marginal likelihood.
         rates: base learning rates, at width 768 and 2^19 tokens per update.
-        clip: largest norm of all gradients together.
+        clip: maximum norm of the gradient.
         warmup_steps: updates of linear warm-up.
-        warmdown: part of the updates in which the rates fall to 0.
-        embedding_dtype: how the token embedding is stored.
-        dtype: what is computed in; ``"bfloat16"`` is under autocast.
-        gradient_checkpointing: compute blocks again in the backward pass instead of storing them.
+        warmdown: fraction of the updates, at the end, in which the rates decay to 0.
+        embedding_dtype: dtype in which the token embedding is stored.
+        dtype: dtype of the computation; ``"bfloat16"`` uses autocast.
+        gradient_checkpointing: recompute blocks in the backward pass instead of storing them.
         eval_every: updates between evaluations.
-        eval_tokens: tokens of the validation split that are scored, at most.
+        eval_tokens: maximum number of tokens of the validation split to score.
         log_every: updates between lines of training metrics.
         save_seconds: seconds between checkpoints.
-        threads: threads of torch; None leaves them alone.
-        seed: of the first weights and of posterior samples.
-        architecture: the model, if it is not that of the preset; the name then says its size only.
+        threads: number of torch threads; None leaves it unchanged.
+        seed: seed of the initial weights and of posterior samples.
+        architecture: the model, if it differs from that of the preset; the name then determines
+            the size only.
     """
 
     model: str
@@ -94,16 +96,16 @@ class PretrainRecipe:
         if self.batch_tokens % rows:
             near = max(1, round(self.batch_tokens / rows)) * rows
             raise ValueError(
-                f"an update of {self.batch_tokens:,} tokens is not made of whole micro-batches: "
-                f"{self.micro_batch} rows of {self.seq_len:,} tokens are {rows:,}. The nearest "
-                f"that is: {near:,} tokens per update."
+                f"an update of {self.batch_tokens:,} tokens is not a whole number of "
+                f"micro-batches: {self.micro_batch} rows of {self.seq_len:,} tokens are {rows:,}. "
+                f"The nearest multiple is {near:,} tokens per update."
             )
         if self.loss == "marginal" and self.config.layers[-1] != "kla":
             raise ValueError(
                 f"the marginal likelihood needs KLA as the last mixer, and {self.model} ends with "
                 f"{self.config.layers[-1]}. Use the loss of the mean, or a model such as gpt+kla."
             )
-        self.training()  # which checks what the training loop is told
+        self.training()  # checks the options of the training loop
 
     @property
     def config(self) -> LanguageModelConfig:
@@ -112,13 +114,13 @@ class PretrainRecipe:
 
     @property
     def parameters(self) -> int:
-        """Learned numbers of that model."""
+        """Number of parameters of that model."""
         with torch.device("meta"):
             return LanguageModel(self.config).num_parameters()
 
     @property
     def size(self) -> str:
-        """What stands after the dash: ``nano``, ``micro``, ``45m`` or ``180m``."""
+        """The part of the name after the dash: ``nano``, ``micro``, ``45m`` or ``180m``."""
         return self.model.rpartition("-")[2]
 
     @property
@@ -132,7 +134,7 @@ class PretrainRecipe:
         return self.batch_tokens // (self.micro_batch * self.seq_len)
 
     def training(self) -> TrainConfig:
-        """The part that is for the training loop."""
+        """The options of the training loop."""
         return TrainConfig(
             max_steps=self.steps,
             clip=self.clip,
@@ -156,11 +158,11 @@ class PretrainRecipe:
 
     @classmethod
     def from_dict(cls, found: object, where: str = "the recipe") -> "PretrainRecipe":
-        """The recipe that ``to_dict`` described, also after a way through JSON.
+        """The inverse of ``to_dict``, also after a round trip through JSON.
 
         Args:
             found: nested dictionaries; names and types are checked.
-            where: what an error names, such as the file.
+            where: source of the data, such as a file, for error messages.
         """
         return from_dict(cls, found, where)
 
@@ -182,11 +184,11 @@ _SIZES: dict[str, dict[str, Any]] = {
 
 
 def recipe(name: str, **changes: Any) -> PretrainRecipe:
-    """A recipe by its name.
+    """A recipe by name.
 
     Args:
-        name: of a preset; ``nano`` and ``micro`` mean those of KLA.
-        changes: fields of ``PretrainRecipe`` that are to differ.
+        name: name of a preset; ``nano`` and ``micro`` are short for those of KLA.
+        changes: fields of ``PretrainRecipe`` to override.
     """
     full = full_name(name)
     return PretrainRecipe(**{"model": full, **_SIZES[full.rpartition("-")[2]], **changes})

@@ -1,6 +1,6 @@
-"""What a pretraining run will be, before it begins: counts, rates, work and memory.
+"""The budget of a pretraining run before it begins: sizes, rates, FLOPs and memory.
 
-Counted on the real modules; the paper's figures stand beside them and are never mixed in.
+Figures are counted on the real modules; the paper's are shown next to them and never mixed in.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from kalman_attention.recipes.pretrain import PretrainRecipe
 from kalman_attention.recipes.pretrain_run import build_groups, model_config
 
 _PROBE = 128
-"""Tokens of the sequence on which the memory of a block is measured."""
+"""Length of the sequence on which the memory of a block is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +30,15 @@ class Budget:
     Attributes:
         recipe: the run.
         model: its model, with the vocabulary that it will have.
-        parameters: learned numbers.
-        embedding: of them, those of the token embedding.
-        rates: peak learning rate of every parameter group that there is.
-        flops: of the whole run, matrix products and attention only: 6 per parameter and token
-            without the embedding, 6 seq_len d_model per token and attention block.
-        state_bytes: weights, gradients and the two moments of Adam.
-        activation_bytes: what a micro-batch keeps for the backward pass, about.
-        train_tokens: of the data; None if there is none yet.
+        parameters: number of parameters.
+        embedding: how many of them belong to the token embedding.
+        rates: peak learning rate of every parameter group.
+        flops: floating-point operations of the whole run, for matrix products and attention only: 6
+            per parameter and token without the embedding, 6 seq_len d_model per token and attention
+            block.
+        state_bytes: memory of weights, gradients and the two moments of Adam.
+        activation_bytes: approximate memory that a micro-batch keeps for the backward pass.
+        train_tokens: training tokens in the data; None if there is no data yet.
     """
 
     recipe: PretrainRecipe
@@ -52,18 +53,18 @@ class Budget:
 
     @property
     def tokens(self) -> int:
-        """To train on, whole updates."""
+        """Training tokens, in whole updates."""
         return self.recipe.steps * self.recipe.batch_tokens
 
 
 def make_budget(
     recipe: PretrainRecipe, *, vocab_size: int | None = None, train_tokens: int | None = None
 ) -> Budget:
-    """Count; nothing of the size of the model is allocated.
+    """Compute the budget of a run, without allocating the model.
 
     Args:
         recipe: the run.
-        vocab_size: of the tokenizer; None takes that of the preset.
+        vocab_size: vocabulary size of the tokenizer; None for that of the preset.
         train_tokens: tokens of the training split, if there is data already.
     """
     config = model_config(recipe, vocab_size)
@@ -88,9 +89,9 @@ def make_budget(
 
 
 def budget_rows(budget: Budget) -> list[list[str]]:
-    """The budget as rows of a table: what, in this run, in the paper (``-`` where it says nothing).
+    """The budget as table rows: quantity, this run, the paper (``-`` where it gives no figure).
 
-    Beside models other than KLA stands only what the paper says of all of them.
+    For models other than KLA, only figures that the paper gives for all models are shown.
     """
     recipe, config = budget.recipe, budget.model
     paper = PRETRAINING.get(recipe.size, {})
@@ -102,7 +103,7 @@ def budget_rows(budget: Budget) -> list[list[str]]:
         ("d_model", str(config.d_model), "d_model"),
         ("parameters", f"{budget.parameters:,}", "parameters"),
         ("of them token embedding", f"{budget.embedding:,}", ""),
-        ("without it", f"{budget.parameters - budget.embedding:,}", ""),
+        ("without token embedding", f"{budget.parameters - budget.embedding:,}", ""),
         ("vocabulary", f"{config.vocab_size:,}", "vocabulary"),
         ("tokens", f"{budget.tokens:,}", "tokens"),
         ("updates", f"{recipe.steps:,}", "updates"),
@@ -131,7 +132,7 @@ def _micro_batches(recipe: PretrainRecipe) -> str:
 
 
 def _loader(recipe: PretrainRecipe) -> str:
-    reset = "state reset at documents" if recipe.reset_state else "state crosses documents"
+    reset = "state reset between documents" if recipe.reset_state else "state crosses documents"
     return f"{recipe.loader}, {reset}"
 
 
@@ -140,13 +141,13 @@ def _adam(recipe: PretrainRecipe) -> str:
 
 
 def _schedule(recipe: PretrainRecipe) -> str:
-    return f"warm-up {recipe.warmup_steps}, falls over the last {recipe.warmdown:g}"
+    return f"warm-up {recipe.warmup_steps}, decay over the last {recipe.warmdown:g}"
 
 
 def _activations(recipe: PretrainRecipe, config: LanguageModelConfig) -> int:
-    """Bytes kept for the backward pass: those of a block of each kind, measured and scaled up."""
+    """Bytes kept for the backward pass, measured on one block of each kind and scaled up."""
     tokens = recipe.micro_batch * recipe.seq_len
-    if recipe.gradient_checkpointing:  # inputs of all blocks, and one block that is computed again
+    if recipe.gradient_checkpointing:  # inputs of all blocks, and one recomputed block
         kept = 4 * config.d_model * len(config.layers)
         kept += max(_kept(config, mixer) for mixer in set(config.layers))
     else:

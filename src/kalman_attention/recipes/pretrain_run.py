@@ -1,7 +1,7 @@
 """Pretraining: from a recipe and a folder of shards to a trained model.
 
-The parts (model, batches, loss, parameter groups, evaluation) are functions of their own, so that
-they can be taken apart and put together otherwise.
+The parts (model, batches, loss, parameter groups, evaluation) are separate functions, so that they
+can be recombined.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ _SIGNIFICANT = ("seq_len", "batch_tokens", "loader", "reset_state", "loss", "num
 
 
 def model_config(recipe: PretrainRecipe, vocab_size: int | None = None) -> LanguageModelConfig:
-    """The model of a recipe, with the vocabulary of the data if that is known."""
+    """The model of a recipe, with the vocabulary of the data if it is known."""
     config = recipe.config
     return dataclasses.replace(config, vocab_size=vocab_size or config.vocab_size)
 
@@ -53,7 +53,7 @@ def build_model(
     *,
     device: torch.device | str = "cpu",
 ) -> LanguageModel:
-    """The model with its first weights, which depend on the seed alone."""
+    """The model with its initial weights, which depend only on the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = LanguageModel(model_config(recipe, vocab_size))
@@ -64,24 +64,24 @@ def build_model(
 
 @torch.no_grad()
 def start_from(model: LanguageModel, tokenizer: Tokenizer, folder: str | os.PathLike[str]) -> None:
-    """Give a model the weights of another: for fine-tuning, with a schedule of its own.
+    """Initialise a model with the weights of another, for fine-tuning with a new schedule.
 
     Args:
-        model: changed in place; its dtypes stay.
-        tokenizer: of the data.
+        model: the model, modified in place; its dtypes do not change.
+        tokenizer: tokenizer of the data.
         folder: a run, or a folder with a model and its tokenizer, native or HuggingFace's.
     """
     found = load_checkpoint(folder)
     if found.tokenizer.fingerprint != tokenizer.fingerprint:
         raise ValueError(
-            f"{folder} was trained with another tokenizer: the same tokens mean other text. Make "
-            f"shards with its own, kla data --tokenizer {folder}."
+            f"{folder} was trained with another tokenizer: the same tokens mean other text. Build "
+            f"shards with its own tokenizer: kla data --tokenizer {folder}."
         )
     own, other = (_computed(x.config) for x in (model, found.model))
     differing = sorted(name for name in {*own, *other} if own.get(name) != other.get(name))
     if differing:
         raise ValueError(
-            f"{folder} holds another model than the recipe names: they differ in "
+            f"{folder} holds a different model from that of the recipe: they differ in "
             f"{', '.join(differing)}. Choose the recipe that it was trained with."
         )
     for name, parameter in model.named_parameters():
@@ -89,7 +89,7 @@ def start_from(model: LanguageModel, tokenizer: Tokenizer, folder: str | os.Path
 
 
 def _computed(config: LanguageModelConfig) -> dict[str, Any]:
-    """What a model computes, by name; not how its weights start, nor by which engine."""
+    """The options that determine what a model computes, without initialisation and engine."""
     found = {name: getattr(config, name) for name in _COMPUTED}
     for name in config.layers:
         options = config.mixer_options(name)
@@ -98,7 +98,7 @@ def _computed(config: LanguageModelConfig) -> dict[str, Any]:
 
 
 def build_loader(recipe: PretrainRecipe, data: ShardedTokens) -> WindowLoader | PackingLoader:
-    """Micro-batches of the training split, of all processes together."""
+    """Micro-batches of the training split, for all processes together."""
     sizes = (recipe.micro_batch, recipe.seq_len)
     if recipe.loader == "packing":
         return PackingLoader(data, *sizes, split=TRAIN)
@@ -159,26 +159,26 @@ def pretrain(
     parallel: Parallel | None = None,
     init: str | os.PathLike[str] | None = None,
 ) -> Result:
-    """Pretrain, or go on where the folder says; the folder is then a checkpoint with a tokenizer.
+    """Pretrain a model, or resume the run in a folder, which becomes a checkpoint with a tokenizer.
 
     Args:
         recipe: what to train and how.
-        data: what ``kla data`` wrote.
-        folder: of the run.
-        device: where the model is trained.
-        progress: show how it goes, on standard error.
-        boards: who else gets the metrics: "tensorboard", "wandb".
-        command: how to continue after an interruption; None for the command that was run.
+        data: folder written by ``kla data``.
+        folder: folder of the run.
+        device: device of the model.
+        progress: show progress on standard error.
+        boards: where else to send the metrics: "tensorboard", "wandb".
+        command: the command that resumes an interrupted run; None for the command that was run.
         parallel: the processes that train together, from ``parallel.from_environment``; None for
-            this one alone. Batches, and so the curve, are those of one process.
-        init: a run or a folder with a model, whose weights are the first; None for random ones.
+            a single process. Batches, and so the learning curve, are those of a single process.
+        init: a run or a folder with a model to take the initial weights from; None for random ones.
 
     Returns:
         ``Result`` of the training loop.
     """
     main = parallel is None or parallel.main
     shards, folder = ShardedTokens(data), Path(folder)
-    shards.check()  # a few seconds for what would cost hours
+    shards.check()  # a few seconds; damaged shards could cost hours
     tokenizer = shards.tokenizer()
     model = build_model(recipe, tokenizer.vocab_size, device=device)
     begun = bool(checkpoints(folder / "checkpoints"))
@@ -204,7 +204,7 @@ def pretrain(
             parallel=parallel,
         )
         if main:
-            final = load_model(folder / "last") if parallel else model  # it may be in pieces here
+            final = load_model(folder / "last") if parallel else model  # here it may be sharded
             save_checkpoint(final, tokenizer, folder)
             write_json(folder / SUMMARY, summary(recipe, final, result))
     except OSError as error:
@@ -216,7 +216,7 @@ def pretrain(
 
 
 def summary(recipe: PretrainRecipe, model: LanguageModel, result: Result) -> dict[str, Any]:
-    """What a finished run has reached, and what it cost."""
+    """The results of a finished run, and its cost."""
     records = result.history
     last = [record for record in records if record["kind"] == "eval"][-1]
     seconds, tokens = records[-1]["seconds"], result.step * recipe.batch_tokens
@@ -238,31 +238,31 @@ def summary(recipe: PretrainRecipe, model: LanguageModel, result: Result) -> dic
 
 
 def _origin(recipe: PretrainRecipe, shards: ShardedTokens) -> dict[str, Any]:
-    """What the run folder says of itself, for people and for ``kla eval``."""
+    """The description of the run in its folder, for people and for ``kla eval``."""
     data = {"folder": str(shards.folder.resolve()), "index": sha256(shards.folder / INDEX)}
     return {"recipe": recipe.to_dict(), "data": data, "about": about()}
 
 
 def _identity(recipe: PretrainRecipe, shards: ShardedTokens) -> dict[str, Any]:
-    """What must be equal when the run is resumed, besides weights, groups and schedule."""
+    """What must be the same when the run resumes, besides weights, groups and schedule."""
     chosen = {name: getattr(recipe, name) for name in _SIGNIFICANT}
     return {**chosen, "data": sha256(shards.folder / INDEX), "tokenizer": shards.index.tokenizer}
 
 
 def _named(init: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """What a run says of the weights that it started from; nothing of random ones."""
+    """The description of the initial weights of a run; empty for random ones."""
     return {} if init is None else {"init": str(Path(init).resolve())}
 
 
 def _explained(error: OSError, folder: Path) -> OSError:
-    """What a full disk means for the run; other errors speak for themselves."""
+    """Explain what a full disk means for the run; other errors are left unchanged."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     if not full or "the disk is full" in str(error):
         return error
     kept = checkpoints(folder / "checkpoints")
-    state = f"{kept[0]} is whole" if kept else "nothing was trained yet"
+    state = f"{kept[0]} is intact" if kept else "nothing was trained yet"
     return OSError(
         error.errno,
-        f"the disk is full ({error.strerror}), in {folder}; {state}. Make room and run the same "
-        "command again, it goes on from there",
+        f"the disk is full ({error.strerror}), in {folder}; {state}. Free some space and run the "
+        "same command again to resume from there",
     )

@@ -18,7 +18,7 @@ _ROWS = {"learned": "kla", "zero": "kla,p=0"}
 
 
 def cells(scale: Scale) -> list[Cell]:
-    """KLA of ``mad-bare`` as it is, and each of its runs once more with p = 0."""
+    """The KLA runs of ``mad-bare``, and each of them again with p = 0."""
     learned = [cell for cell in mad.cells(scale, "mad-bare") if cell.labels["model"] == "kla"]
     return [*learned, *(_without_noise(cell) for cell in learned)]
 
@@ -35,7 +35,7 @@ def _without_noise(cell: Cell) -> Cell:
 
 
 def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
-    """Both variants, the paper's in brackets, and the difference."""
+    """Both variants, with the paper's figures in brackets, and the difference."""
     found = {
         row: {t: mean_of_best(results, model=model, task=t) for t in MAD_TASKS}
         for row, model in _ROWS.items()

@@ -1,8 +1,8 @@
-"""``rotation``: what turning blocks do where no state has to be tracked.
+"""``rotation``: the effect of rotating blocks where no state has to be tracked.
 
 One block on short recall and short selective copying, in the scaffold of ``mad``, with the same
 budget for every form: the paper's layer, precision shared by blocks of four slots, the same with
-two reflections per token, and the start of ``KLAConfig.tracking`` with its convolution back. For
+two reflections per token, and the initialisation of ``KLAConfig.tracking`` with a convolution. For
 text, ``text-ladder`` has the rungs "shared 4" and "shared 4, turning".
 """
 
@@ -31,7 +31,7 @@ FORMS = ("kla", "shared 4", "shared 4, turning", "tracking start")
 
 
 def _layer(form: str, base: KLAConfig) -> KLAConfig:
-    """The layer of a form, with the sizes of the paper's."""
+    """The layer of a form, with the sizes of the paper's layer."""
     changes = {"kla": {}, "shared 4": _BLOCKS, "shared 4, turning": _TURNING}
     if form in changes:
         return dataclasses.replace(base, **changes[form])
@@ -40,7 +40,7 @@ def _layer(form: str, base: KLAConfig) -> KLAConfig:
 
 
 def _suite(scale: Scale) -> mad.MadScale:
-    """``mad`` at scale cpu with the short tasks; a single epoch of few sequences for a smoke."""
+    """``mad`` at scale cpu with the short tasks; one epoch of few sequences at scale smoke."""
     if scale == "smoke":
         suite = mad.SCALES["smoke"]
         return dataclasses.replace(suite, tasks={task: suite.tasks[task] for task in TASKS})
@@ -48,7 +48,7 @@ def _suite(scale: Scale) -> mad.MadScale:
 
 
 def cells(scale: Scale) -> list[Cell]:
-    """Every form on both tasks; both seeds, but one for a smoke."""
+    """Every form on both tasks with both seeds; one seed at scale smoke."""
     suite = _suite(scale)
     found = []
     for seed in SEEDS[:1] if scale == "smoke" else SEEDS:
@@ -87,7 +87,7 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
         ),
     )
     names = [task.replace("_", " ") for task in suite.tasks]
-    title = "Turning blocks where nothing has to be tracked, test accuracy, % (updates)"
+    title = "Rotating blocks where nothing has to be tracked, test accuracy, % (updates)"
     return [Table(title, ["model", *names], rows, below)]
 
 

@@ -26,22 +26,22 @@ def run_cells(
 ) -> list[dict[str, Any]]:
     """Compute the cells that have no result yet.
 
-    A kill at any moment loses nothing: finished cells are files, and an unfinished one goes on
-    from its last checkpoint when the same call is made again.
+    A kill at any moment loses nothing: finished cells are files, and an unfinished one resumes from
+    its last checkpoint when the same call is made again.
 
     Args:
-        cells: what to compute.
-        results: where the files are.
-        jobs: processes; each computes with one thread, so that a cell does not depend on it.
-        say: takes a line for every finished cell.
-        watch: called about once a second with the cells that run in processes.
+        cells: the cells to compute.
+        results: the result files.
+        jobs: number of processes; each uses one thread, so that results do not depend on it.
+        say: called with a line for every finished cell.
+        watch: called about once a second with the cells that are running in processes.
 
     Returns:
-        The results of all cells, in their order.
+        The results of all cells, in order.
     """
     missing = [cell for cell in cells if results.load(cell) is None]
     if len(missing) < len(cells):
-        say(f"{len(cells) - len(missing)} of {len(cells)} cells are there already")
+        say(f"{len(cells) - len(missing)} of {len(cells)} cells are already finished")
     done = _one_by_one(missing, results)
     if jobs > 1:
         done = _in_processes(missing, results, jobs, watch or (lambda running: None))
@@ -65,7 +65,7 @@ def _saying_what_is_kept(cells: Sequence[Cell], results: Results, say: Say) -> I
         with contextlib.suppress(OSError):  # the terminal may be gone
             say(
                 f"stopped: {finished} of {len(cells)} cells are finished and kept; the same "
-                "command goes on from there"
+                "command resumes from there"
             )
         raise
 

@@ -1,9 +1,9 @@
 """``series``: classical state-space models on the Nile, on sunspots and on a drive with GPS gaps.
 
-The Nile gives variances that textbooks print. Of the other two a part is hidden: single years of
-the sunspots, stretches of seconds of the drive. A model is good if its bands contain as many hidden
-values as they promise and are narrow. Models are compared on other hidden sets (seeds from 100 on)
-than the chosen one is reported on.
+The Nile reproduces variances that are printed in textbooks. In the other two a part is hidden:
+single years of the sunspots, stretches of seconds of the drive. A model is good if its bands are
+narrow and contain as many hidden values as they promise. Models are compared on different hidden
+sets (seeds from 100 on) from those on which the chosen model is reported.
 """
 
 import csv
@@ -27,7 +27,7 @@ from kalman_attention.series import NILE, NILE_YEARS, OU, Component, Cycle, Leve
 Array = NDArray[np.float64]
 
 FILES = {"sunspots": "sunspots.csv", "car": "2014-03-26-000-Data.csv"}
-"""What is read from the folder of ``--data``, or from a folder in it."""
+"""Files that are read from the folder of ``--data``, or from a folder in it."""
 
 _SUN = Cycle(period=(8.0, 14.0))
 MODELS: dict[str, dict[str, Sequence[Component]]] = {
@@ -46,7 +46,7 @@ MODELS: dict[str, dict[str, Sequence[Component]]] = {
         "trend": [Trend()],
     },
 }
-"""Models of each series; those with ``root`` are of the square root of the values."""
+"""Models of each series; those with ``root`` model the square root of the values."""
 
 CHOSEN = {"nile": "level", "sunspots": "root, level + cycle", "car": "trend"}
 """The model of each series with the lowest CRPS on the hidden sets of the trial seeds."""
@@ -70,11 +70,11 @@ class SeriesRun:
     Attributes:
         series: ``nile``, ``sunspots`` or ``car``.
         model: one of ``MODELS``.
-        seed: which values are hidden.
-        starts: from how many points the likelihood is climbed.
-        max_iter: the most steps.
+        seed: seed of the choice of hidden values.
+        starts: number of starting points for maximising the likelihood.
+        max_iter: maximum number of steps.
         every: use only every n-th position of the drive, for tests.
-        data: folder with ``FILES``; where it lies makes no difference.
+        data: folder with ``FILES``; its path is not part of the configuration.
     """
 
     series: str
@@ -87,11 +87,11 @@ class SeriesRun:
 
     @property
     def updates(self) -> int:
-        """Steps of the fit."""
+        """Number of steps of the fit."""
         return self.max_iter
 
     def execute(self, folder: Path, *, show: bool) -> dict[str, Any]:
-        """Fit, and score what was hidden; takes seconds, so nothing is kept on the way."""
+        """Fit, and score the hidden values; this takes seconds, so there are no checkpoints."""
         measured = self.measured()
         fitted = self.fit(measured)
         metrics = {name: float(value) for name, value in fitted.params.items()}
@@ -102,7 +102,7 @@ class SeriesRun:
         return {"metrics": metrics, "values": fitted.nobs, "data": self._checksum(), "curve": []}
 
     def measured(self) -> Measured:
-        """The series, and what of it is hidden."""
+        """The series, and which of its values are hidden."""
         if self.series == "nile":
             values = np.array(NILE, float)[:, None]
             return Measured(np.array(NILE_YEARS, float), values, np.zeros(len(values), bool))
@@ -113,14 +113,14 @@ class SeriesRun:
         return read[self.series](self._path(), self)
 
     def fit(self, measured: Measured) -> Any:
-        """The model on what is not hidden."""
+        """Fit the model to the values that are not hidden."""
         seen = np.where(measured.hidden[:, None], math.nan, self._inwards(measured.values))
         model = StateSpace(MODELS[self.series][self.model])
         values = seen[:, 0] if seen.shape[1] == 1 else seen
         return model.fit(values, measured.times, starts=self.starts, max_iter=self.max_iter)
 
     def score(self, measured: Measured, fitted: Any) -> dict[str, float]:
-        """Share of hidden values in bands of 95 %, width of the bands, CRPS and error of means."""
+        """Share of hidden values in 95 % bands, width of the bands, CRPS and error of the means."""
         rules, metrics = library("scoringrules", "series"), library("sklearn.metrics", "series")
         at = measured.hidden
         bands = [one.predict().bounds() for one in fitted]
@@ -138,7 +138,8 @@ class SeriesRun:
     def bands(self) -> tuple[NDArray[Any], ...]:
         """Times, values, which are hidden, and lower end, mean and upper end of the bands.
 
-        Of several series the first; the mean of a square root is taken back as the median.
+        If there are several series, the first one; for a model of the square root, the mean is
+        squared and is then the median.
         """
         measured = self.measured()
         belief = self.fit(measured)[0].predict()
@@ -150,19 +151,19 @@ class SeriesRun:
         return np.sqrt(values) if self.model.startswith("root") else values
 
     def _outwards(self, values: Array) -> Array:
-        """Back from the square root: what is below 0 there is 0."""
+        """Undo the square root; negative roots become 0."""
         return np.clip(values, 0.0, None) ** 2 if self.model.startswith("root") else values
 
     def _path(self) -> Path:
         name = FILES[self.series]
         if not self.data:
-            raise ValueError(f"this fit needs {name}: say with --data in which folder it is.")
+            raise ValueError(f"this fit needs {name}: pass the folder that has it with --data.")
         folder = Path(self.data)
         found = [
             path for path in (folder / name, *sorted(folder.glob(f"*/{name}"))) if path.exists()
         ]
         if not found:
-            raise ValueError(f"there is no {name} in {folder}, nor in a folder in it.")
+            raise ValueError(f"there is no {name} in {folder}, or in a folder in it.")
         return found[0]
 
     def _checksum(self) -> str | None:
@@ -170,7 +171,7 @@ class SeriesRun:
 
 
 def _sunspots(path: Path, run: SeriesRun) -> Measured:
-    """Yearly numbers; a third of the years, anywhere, is hidden."""
+    """Yearly sunspot numbers; a random third of the years is hidden."""
     years, numbers = _columns(path, ["YEAR", "SUNACTIVITY"])
     hidden = np.zeros(len(years), bool)
     hidden[np.random.default_rng(run.seed).permutation(len(years))[: len(years) // 3]] = True
@@ -178,7 +179,7 @@ def _sunspots(path: Path, run: SeriesRun) -> Measured:
 
 
 def _car(path: Path, run: SeriesRun) -> Measured:
-    """Metres to the east and north, where the receiver gives a new position: ten times a second.
+    """Metres to the east and north, at each new position of the receiver, ten times a second.
 
     Sixteen stretches of one to five seconds are hidden, as in a tunnel.
     """
@@ -205,13 +206,13 @@ def _columns(path: Path, names: Sequence[str]) -> list[Array]:
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesScale:
-    """What the experiment becomes at one scale.
+    """Settings of the experiment at one scale.
 
     Attributes:
-        seeds: hidden sets on which the chosen models are reported.
-        trial_seeds: hidden sets on which models are compared.
-        options: of every run.
-        changes: in words, for the table.
+        seeds: seeds of the hidden sets on which the chosen models are reported.
+        trial_seeds: seeds of the hidden sets on which models are compared.
+        options: options of every run.
+        changes: differences from the full experiment, for the table.
     """
 
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -225,7 +226,7 @@ SCALES: dict[Scale, SeriesScale] = {
         seeds=(0,),
         trial_seeds=(),
         options={"starts": 1, "max_iter": 5, "every": 20},
-        changes=("five steps, one position in two seconds: shows that it runs, and nothing else",),
+        changes=("five steps, one position in two seconds: only shows that it runs",),
     ),
     "cpu": SeriesScale(),
     "paper": SeriesScale(
@@ -251,7 +252,7 @@ def cells(scale: Scale) -> list[Cell]:
 
 
 def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
-    """Parameters of the Nile, coverage of the chosen models, and the comparison before it."""
+    """Parameters of the Nile, coverage of the chosen models, and the comparison of all models."""
     return [_nile_table(scale, results), _coverage_table(scale, results), _trials(scale, results)]
 
 

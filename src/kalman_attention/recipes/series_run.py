@@ -1,6 +1,6 @@
-"""Training a series model on three splits: what cells on series do.
+"""Training of a series model on three splits, for the experiments on series.
 
-Weights are chosen by the validation set; the test set is looked at once, with those.
+Weights are chosen on the validation set; the test set is used once, with these weights.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ class Series(NamedTuple):
         times: ``[n, T]``.
         mask: ``[n, T]``, False for padding.
         targets: ``[n, T, K]``, or classes ``[n]``.
-        asked: which targets count, in their shape.
+        asked: which targets count, of the same shape.
     """
 
     values: Tensor
@@ -41,13 +41,13 @@ class Series(NamedTuple):
     asked: Tensor
 
     def cut(self) -> "Series":
-        """The same without instants at the end that are padding in every row."""
+        """The same without the instants at the end that are padding in every row."""
         length = int(self.mask.any(0).nonzero().max()) + 1
         return Series(*(x if x.dim() == 1 else x[:, :length] for x in self))
 
 
 class Splits(NamedTuple):
-    """What a run trains on, chooses by, and reports."""
+    """Data for training, for choosing weights, and for the reported scores."""
 
     train: Series
     validation: Series
@@ -55,7 +55,7 @@ class Splits(NamedTuple):
 
 
 def series_loss(model: nn.Module, batch: Any, generator: torch.Generator) -> Tensor:
-    """Negative log-likelihood of what is asked: Gaussian without its constant, or of classes."""
+    """Negative log-likelihood of the targets: Gaussian without its constant, or of classes."""
     given = Series(*batch).cut()
     found: SeriesOutput = model(*given[:4])
     if found.variance is None:
@@ -98,20 +98,21 @@ def train_series(
     about: Mapping[str, Any],
     show: bool,
 ) -> dict[str, Any]:
-    """Train a model, or go on training; see ``cell.Run``.
+    """Train a model, or resume training; see ``cell.Run``.
 
     Args:
-        config: of the model; the seed of the training is also that of its first weights.
-        training: how, with a ``monitor`` among the scores; only matrices decay.
-        data: what to train on, choose by, and report.
-        folder: of the run.
+        config: options of the model; the seed of the training is also that of its initial weights.
+        training: options of the training loop, with a ``monitor`` among the scores; weight decay
+            applies to matrices only.
+        data: the three splits.
+        folder: folder of the run.
         batch_size: series per update.
-        loss: what to minimise.
+        loss: the loss to minimise.
         about: what else defines the run.
         show: whether to print progress.
 
     Returns:
-        What goes into the result file: scores on the test set, and of the best evaluation.
+        The content of the result file: scores on the test set, and those of the best evaluation.
     """
     torch.manual_seed(training.seed)
     model = SeriesModel(config)
@@ -147,14 +148,14 @@ def train_series(
 def over_seeds(
     results: Sequence[dict[str, Any]], metric: str, form: str, *, factor: float = 1.0, **labels: str
 ) -> str:
-    """Mean and deviation of a test metric over the runs with the given labels, and their number.
+    """Mean, standard deviation and number of a test metric over the runs with the given labels.
 
     Args:
-        results: of all runs.
-        metric: its name.
-        form: how a number is written, such as ``".3f"``.
-        factor: what numbers are multiplied by.
-        **labels: of the runs.
+        results: results of all runs.
+        metric: name of the metric.
+        form: format of a number, such as ``".3f"``.
+        factor: factor that numbers are multiplied by.
+        **labels: labels of the runs.
     """
     values = [
         factor * r["metrics"][metric]

@@ -1,8 +1,8 @@
-"""``state-tracking``: words of groups, trained at 20 elements and asked at up to 1,024.
+"""``state-tracking``: words of groups, trained at 20 elements and tested at up to 1,024.
 
-Every running product is a target. A decay cannot hold it: with a positive multiplier of the state a
-stack of fixed depth tracks no group beyond the lengths it was trained on. Rotations, reflections
-and nonlinear recurrences can. See docs/state_tracking.md.
+Every running product is a target. A decay cannot store it: if the state is multiplied by positive
+numbers, a stack of fixed depth tracks no group beyond the lengths it was trained on. Rotations,
+reflections and nonlinear recurrences can. See docs/state_tracking.md.
 """
 
 import statistics
@@ -29,27 +29,28 @@ MODELS = {
     "attention": "attention",
     "lstm": "lstm",
 }
-"""Names in tables, and the mixer of each."""
+"""Names in tables, and their mixers."""
 TASKS = ("parity", "z60", "a4xz5", "a5", "s5")
 SOLVED = 0.9
-"""Share of whole sequences that must be right for a length to count as solved."""
+"""Share of sequences that must be entirely correct for a length to count as solved."""
 ROTATING: dict[str, dict[str, int]] = {
     "parity": {"num_reflections": 1},
     "s5": {"d_state": 32, "shared_slots": 8, "num_reflections": 6},
 }
-"""What a rotating layer has beyond blocks of four slots and two reflections. One is enough for
-parity, and two that are not quite equal would turn a little further with every token. A fixed
-number of reflections has a fixed determinant, and that of a permutation is its sign, so S5 needs
-more than its four dimensions; four reflections in five dimensions would do, six are learned."""
+"""Options of a rotating layer that differ from blocks of four slots and two reflections. One
+reflection is enough for parity, and two that are not quite equal would rotate a little further with
+every token. A fixed number of reflections has a fixed determinant, and that of a permutation is its
+sign, so S5 needs more than its four dimensions; four reflections in five dimensions would suffice,
+six can be learned."""
 
 LONGER = {("rotating-kla", "s5"): 3, **{("lstm", task): 3 for task in TASKS}}
-"""How many times the updates of the others. The upper reference learns more slowly: with equal
-updates it was still learning the shortest words when they ended. So does S5."""
+"""Runs with more updates, as a multiple of the others. The LSTM, the upper reference, learns more
+slowly: with equal updates it was still learning the shortest words at the end. So does S5."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingScale:
-    """What the experiment becomes at one scale.
+    """Settings of the experiment at one scale.
 
     Attributes:
         tasks: the groups.
@@ -57,19 +58,20 @@ class TrackingScale:
         depths: numbers of blocks.
         d_model: width of all models.
         d_state: slots of KLA.
-        seq_len: longest sequences in training.
-        start_lens: first sequences in training, by number of blocks. One block learns from six
-            elements on; two stay there and need shorter words first.
-        test_lens: lengths at which the trained models are asked.
-        test_size: sequences of each length.
-        max_steps: updates; the runs in ``LONGER`` have more.
+        seq_len: length of the longest training sequences.
+        start_lens: initial length of training sequences, by number of blocks. One block learns when
+            it starts with six elements; two blocks get stuck there and need shorter words first.
+        test_lens: lengths at which the trained models are tested.
+        test_size: number of test sequences per length.
+        max_steps: number of updates; the runs in ``LONGER`` have more.
         batch_size: sequences per update.
-        lr: learning rate, falling to 0 over the last 40 % of the updates.
-        weight_decay: of the matrices. It keeps the answers from becoming so certain that nothing is
-            left to learn from: errors of a turn add up over lengths that training does not see.
-        warmup_steps: updates in which it rises from 0 first.
-        seeds: of data, first weights and order, for each task.
-        changes: in words, for the table.
+        lr: learning rate, decaying to 0 over the last 40 % of the updates.
+        weight_decay: weight decay of the matrices. It keeps predictions from becoming so confident
+            that nothing is left to learn from: errors of a rotation add up over lengths that are
+            not seen in training.
+        warmup_steps: updates in which the learning rate first rises from 0.
+        seeds: seeds of data, initial weights and order of batches, for each task.
+        changes: differences from the published protocol, for the table.
     """
 
     tasks: tuple[str, ...] = TASKS
@@ -103,14 +105,14 @@ SCALES: dict[Scale, TrackingScale] = {
         test_size=16,
         max_steps=4,
         batch_size=8,
-        changes=("four updates: shows that it runs, and nothing else",),
+        changes=("four updates: only shows that it runs",),
     ),
     "cpu": TrackingScale(
         max_steps=2_000,
         seeds={"a5": (0, 1, 2, 3, 4)},
         changes=(
-            "width 64, 2,000 updates of 128 fresh sequences, one learning rate for all (3e-3, "
-            "falling to 0 in the last 40 %) and one weight decay (0.1, matrices), chosen for the "
+            "width 64, 2,000 updates of 128 new sequences, one learning rate for all (3e-3, "
+            "decaying to 0 in the last 40 %) and one weight decay (0.1, matrices), chosen for the "
             "rotating form on seeds from 100; 6,000 updates for the LSTM, which learns more "
             "slowly, and for the rotating form on S5, in 32 slots of blocks of 8, 6 reflections",
             "lengths grow from 6 (two blocks: 3) to 20, by one whenever the loss of a batch is "
@@ -155,11 +157,11 @@ def make_run(setting: TrackingScale, name: str, task: str, depth: int, seed: int
     """One model on one group.
 
     Args:
-        setting: of the scale.
-        name: of the model, one of ``MODELS``.
-        task: of the group.
+        setting: settings of the scale.
+        name: name of the model, one of ``MODELS``.
+        task: name of the group.
         depth: number of blocks.
-        seed: of everything random.
+        seed: seed of everything random.
     """
     options = {
         "seq_len": setting.seq_len,
@@ -207,7 +209,7 @@ def _model(setting: TrackingScale, name: str, task: str, depth: int) -> Language
         vocab_size=make_task(task).vocab_size,
         d_model=d_model,
         plan=(mixer,) * depth,
-        # Attention is nothing without an MLP; the others hold a gate of their own.
+        # Attention needs an MLP; the other mixers have a gate.
         mlp="relu2" if name == "attention" else "none",
         embedding_std=1.0,
         **given,
@@ -215,7 +217,7 @@ def _model(setting: TrackingScale, name: str, task: str, depth: int) -> Language
 
 
 def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
-    """Whole sequences that are right at each length: A5 over seeds, the other groups by seed 0."""
+    """Share of entirely correct sequences by length: A5 over all seeds, other groups for seed 0."""
     setting = SCALES[scale]
     header = ["model", "blocks", *(f"{length:,}" for length in setting.test_lens)]
     below = notes(scale, setting.changes)
@@ -227,7 +229,7 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
             for name in setting.models
         ]
         several = len(setting.seeds.get(task, (0,))) > 1
-        title = f"{task}, whole sequences right at each length, %"
+        title = f"{task}, sequences entirely correct at each length, %"
         how = "best / median over seeds; below, seeds with at least 90 %" if several else "one seed"
         found.append(Table(title, header, rows, [how, *below]))
         if several:
@@ -236,7 +238,7 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
                 for depth in setting.depths
                 for name in setting.models
             ]
-            title = f"{task}, seeds with at least 90 % of whole sequences right"
+            title = f"{task}, seeds with at least 90 % of sequences entirely correct"
             found.append(Table(title, header, solved, below))
     return found
 
@@ -244,12 +246,12 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
 def accuracies(
     results: Sequence[dict[str, Any]], name: str, task: str, depth: int
 ) -> list[dict[int, float]]:
-    """Share of whole sequences right by length, of every seed that is there.
+    """Share of entirely correct sequences by length, for every seed with a result.
 
     Args:
-        results: of all cells.
-        name: of the model.
-        task: of the group.
+        results: results of all cells.
+        name: name of the model.
+        task: name of the group.
         depth: number of blocks.
     """
     wanted = {"model": name, "task": task, "depth": f"{depth}blocks"}
@@ -263,7 +265,7 @@ def accuracies(
 def median(
     results: Sequence[dict[str, Any]], name: str, task: str, depth: int, length: int
 ) -> float | None:
-    """The median over seeds of ``accuracies`` at one length; None if no seed is there."""
+    """The median over seeds of ``accuracies`` at one length; None without results."""
     found = [seed[length] for seed in accuracies(results, name, task, depth)]
     return statistics.median(found) if found else None
 
@@ -274,11 +276,11 @@ def fewest_blocks(
     """The smallest depth whose best seed solves a length; None if none does.
 
     Args:
-        results: of all cells.
-        setting: of the scale.
-        name: of the model.
-        task: of the group.
-        length: of the test sequences.
+        results: results of all cells.
+        setting: settings of the scale.
+        name: name of the model.
+        task: name of the group.
+        length: length of the test sequences.
     """
     for depth in sorted(setting.depths):
         found = [seed[length] for seed in accuracies(results, name, task, depth)]

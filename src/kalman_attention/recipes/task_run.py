@@ -1,4 +1,4 @@
-"""Training one model on one synthetic task: what most cells do."""
+"""Training of one model on one synthetic task, which is what most cells do."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -38,9 +38,9 @@ def published_training(
     patience: int = 70,
     schedule: Literal["constant", "cosine", "trapezoidal"] = "constant",
 ) -> TrainConfig:
-    """What all synthetic experiments share, by default as published (``tab:training-hyperparams``).
+    """Training options of the synthetic experiments, as published (``tab:training-hyperparams``).
 
-    An evaluation after every epoch; training ends at 99.9 %, as in MAD-Lab.
+    The model is evaluated after every epoch; training ends at 99.9 %, as in MAD-Lab.
     """
     return TrainConfig(
         epochs=epochs,
@@ -57,27 +57,27 @@ def published_training(
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRun:
-    """A model, a task, and how to train the one on the other.
+    """A model, a task, and the training of the model on the task.
 
     Attributes:
         task: name of the task.
         model: the model; for compression its blocks encode, and MAD's decoder follows.
-        training: how to train; its seed is also that of the data and of the first weights, and
-            only matrices decay.
+        training: options of the training loop; its seed is also that of the data and of the initial
+            weights, and weight decay applies to matrices only.
         batch_size: sequences per update.
-        task_options: what differs from the published settings of the task.
-        loss: of the posterior ``"mean"``, or the ``"marginal"`` likelihood (KLA+), which is then
-            also how the model answers.
-        num_samples: posterior samples of the marginal likelihood.
+        task_options: options that differ from the published settings of the task.
+        loss: cross-entropy of the posterior ``"mean"``, or the ``"marginal"`` likelihood (KLA+),
+            which is then also used for predictions.
+        num_samples: number of posterior samples for the marginal likelihood.
         fresh: new sequences in every batch instead of a training set of fixed size.
-        validation_size: sequences, other than those of training and test, that say when to stop
-            and which weights are best; the test set is then looked at once, with those. None
-            lets the test set say it, as in MAD-Lab.
-        start_len: begin with sequences of this length and make them one longer whenever the loss
+        validation_size: number of validation sequences, separate from training and test, that
+            determine when to stop and which weights are best; the test set is then used once, with
+            these weights. None uses the test set for both, as in MAD-Lab.
+        start_len: begin with sequences of this length and make them longer by one whenever the loss
             of a batch falls below ``grow_below``, up to ``seq_len`` of the task; needs ``fresh``.
             None trains at full length throughout.
-        grow_below: see there.
-        test_lens: lengths at which the model is also asked in the end, with sequences of their own.
+        grow_below: see ``start_len``.
+        test_lens: further lengths at which the trained model is tested, on separate sequences.
     """
 
     task: str
@@ -95,11 +95,11 @@ class TaskRun:
 
     def __post_init__(self) -> None:
         if self.start_len is not None and not self.fresh:
-            raise ValueError("start_len lets fresh sequences grow: set fresh=True.")
+            raise ValueError("start_len needs new sequences in every batch: set fresh=True.")
 
     @property
     def updates(self) -> int:
-        """The most updates that training takes."""
+        """Maximum number of updates."""
         training = self.training
         if training.max_steps is not None:
             return training.max_steps
@@ -111,14 +111,14 @@ class TaskRun:
         return make_task(self.task, **self.task_options)
 
     def make_model(self) -> Model:
-        """The model, with the first weights that the seed gives."""
+        """The model, with initial weights determined by the seed."""
         torch.manual_seed(self.training.seed)
         if self.task == "compression":
             return Autoencoder(AutoencoderConfig(encoder=self.model))
         return LanguageModel(self.model)
 
     def execute(self, folder: Path, *, show: bool) -> dict[str, Any]:
-        """Train, or go on training; see ``cell.Run``."""
+        """Train, or resume training; see ``cell.Run``."""
         task, model = self.make_task(), self.make_model()
         test, watched = self._test_and_watched(task)
         batches = self._batches(task)
@@ -153,7 +153,7 @@ class TaskRun:
         }
 
     def _groups(self, model: Model) -> list[dict[str, Any]] | None:
-        """Groups of parameters: one, or with weight decay, that of the matrices alone."""
+        """Parameter groups: one, or with weight decay a separate one for the matrices."""
         t = self.training
         if t.weight_decay == 0.0:
             return None
@@ -161,7 +161,7 @@ class TaskRun:
         return matrix_decay_groups(model, weight_decay=t.weight_decay, **options)
 
     def _test_and_watched(self, task: Task) -> tuple[Sequences, Sequences]:
-        """The test set, and what is watched in training: other rows like it, or the test set."""
+        """The test set, and the set monitored in training: validation rows, or the test set."""
         count = task.size("test")
         rows = task.generate(
             "test", seed=self.training.seed, count=count + (self.validation_size or 0)
@@ -172,10 +172,10 @@ class TaskRun:
     def _measured(
         self, model: Model, task: Task, test: Sequences, watched: Mapping[str, float]
     ) -> dict[str, Any]:
-        """What the best weights reach on the test set, and on the set that chose them."""
+        """Scores of the best weights on the test set, and on the set that chose them."""
         if self.validation_size is None:
             return {"metrics": watched}
-        torch.manual_seed(self.training.seed)  # of the samples of KLA+
+        torch.manual_seed(self.training.seed)  # for the samples of KLA+
         return {"metrics": self._evaluation(task, test)(model), "validation": watched}
 
     def _positions(self, model: Model, task: Task, test: Sequences) -> list[float] | None:
@@ -189,7 +189,7 @@ class TaskRun:
 
     @torch.no_grad()
     def _lengths(self, model: Model, task: Task) -> dict[str, Mapping[str, float]]:
-        """What the model reaches at other lengths, by length."""
+        """Scores of the model at other lengths, by length."""
         found = {}
         for length in self.test_lens:
             other = dataclasses.replace(task, seq_len=length)
@@ -218,7 +218,7 @@ class TaskRun:
         return TensorBatches(task.generate("train", seed=seed), self.batch_size, seed)
 
     def _evaluation(self, task: Task, test: Sequences) -> Evaluate:
-        """All metrics of the task; the one that tables report is ``accuracy`` as well."""
+        """All metrics of the task; the one that tables report is also called ``accuracy``."""
         samples = self.num_samples if self.loss == "marginal" else 0
 
         def evaluate(model: nn.Module) -> dict[str, float]:

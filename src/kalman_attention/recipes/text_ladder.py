@@ -1,8 +1,9 @@
 """``text-ladder``: options of the KLA layer on text, one after the other, at equal size.
 
-Small language models of about the parameters of ``kla-micro``, trained alike on the same tokens.
-Every rung changes what its name says; Mamba and Gated DeltaNet stand beside them. The seeds are not
-those of the comparison that follows: here options are chosen, there the choice is measured.
+Small language models with about as many parameters as ``kla-micro``, trained identically on the
+same tokens. Every rung changes what its name says; Mamba and Gated DeltaNet are included for
+comparison. The seeds differ from those of the subsequent comparison: options are chosen here, and
+the choice is measured there.
 """
 
 import dataclasses
@@ -28,7 +29,8 @@ class TextRun:
 
     Attributes:
         recipe: what to train, and how.
-        shards: what ``kla data`` wrote; where it lies makes no difference, what it holds does.
+        shards: folder written by ``kla data``; its content is part of the configuration, not its
+            path.
     """
 
     recipe: PretrainRecipe
@@ -40,9 +42,9 @@ class TextRun:
         return self.recipe.steps
 
     def execute(self, folder: Path, *, show: bool) -> dict[str, Any]:
-        """Pretrain, or go on pretraining; see ``cell.Run``."""
+        """Pretrain, or resume pretraining; see ``cell.Run``."""
         if not self.shards:
-            raise ValueError("this experiment trains on text: say where it is with --shards.")
+            raise ValueError("this experiment trains on text: pass its folder with --shards.")
         result = pretrain(self.recipe, self.shards, folder, progress=show)
         curve = [r for r in result.history if r["kind"] == "eval"]
         return {
@@ -68,8 +70,8 @@ class Rung:
     Attributes:
         model: a preset of size micro.
         d_model: its width, chosen so that parameters are equal within 1 %; None keeps it.
-        wide: channels of the filter for one of the stream; the precision then has rank 8.
-        options: of the mixer, where they differ.
+        wide: channels of the filter per channel of the stream; the precision then has rank 8.
+        options: options of the mixer that differ.
         depth_scaled_start: as in ``LanguageModelConfig``.
     """
 
@@ -120,17 +122,17 @@ LADDER: dict[str, Rung] = {
     "mamba, norm": Rung(model="mamba", options=_NORM),
     "gdn": Rung(model="gdn"),
 }
-"""All models, by what stands in the table."""
+"""All models, by their name in the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LadderScale:
-    """What the experiment becomes at one scale.
+    """Settings of the experiment at one scale.
 
     Attributes:
         training: fields of the recipe that differ from those of size micro.
-        seeds: of first weights and samples.
-        changes: in words, for the table.
+        seeds: seeds of initial weights and samples.
+        changes: differences from the full experiment, for the table.
     """
 
     training: Mapping[str, Any]
@@ -148,7 +150,7 @@ SCALES: dict[Scale, LadderScale] = {
             "eval_every": 2,
         },
         seeds=(100,),
-        changes=("four updates of 64 tokens: shows that it runs, and nothing else",),
+        changes=("four updates of 64 tokens: only shows that it runs",),
     ),
     "cpu": LadderScale(
         training={"tokens": 2_000_000, "eval_every": 60},

@@ -1,6 +1,6 @@
-"""``training-length``: who is ahead on MAD, without encoder and decoder, after more updates.
+"""``training-length``: the ranking on MAD, without encoder and decoder, after more updates.
 
-Not in the paper: it answers whether a ranking at a reduced scale is one of the end or of the way.
+Not in the paper: it shows whether a ranking at a reduced scale changes when training continues.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ RATES = {
     "fuzzy_recall": {"mlstm": 1e-3, "kla": 3e-3},
     "selective_copying": {"gated_deltanet": 3e-3, "kla": 3e-3},
 }
-"""KLA and the first of ``mad-bare`` at ``cpu`` scale, each with its better rate there."""
+"""KLA and the best model of ``mad-bare`` at scale ``cpu``, each with its better rate there."""
 
 TIMES: dict[Scale, int] = {"smoke": 3, "cpu": 3, "paper": 1}
-"""How many times the epochs of ``mad-bare``; the published number is long enough."""
+"""Epochs as a multiple of those of ``mad-bare``; the published number is long enough."""
 
 
 def cells(scale: Scale) -> list[Cell]:
-    """Some runs of ``mad-bare``, longer."""
+    """Some runs of ``mad-bare``, trained longer."""
     grid, runs = mad.BARE[scale].rates, mad.cells(scale, "mad-bare")
     return [_longer(cell, TIMES[scale]) for cell in runs if _chosen(cell, grid)]
 
@@ -47,10 +47,10 @@ def _longer(cell: Cell, times: int) -> Cell:
 
 
 def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
-    """The best accuracy until a third, two thirds and the end of training, and the last."""
+    """Best accuracy up to a third, two thirds and the end of training, and the last accuracy."""
     below = [f"tasks and models as in mad-bare at scale {scale}", _epochs(scale)]
     if len(mad.BARE[scale].rates) > 1:
-        below.append("each model with the learning rate that was better for it in mad-bare")
+        below.append("each model with its better learning rate in mad-bare")
     rows = []
     for cell in cells(scale):
         if cell.labels["seed"] == "seed0":
@@ -58,12 +58,12 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
             told = [task.replace("_", " "), model, lr.removeprefix("lr")]
             rows.append([*told, *_accuracies(cell, results)])
     header = ["task", "model", "rate", "1/3", "2/3", "all", "last"]
-    title = "MAD over training length, best macro accuracy until then, %"
+    title = "MAD over training length, best macro accuracy so far, %"
     return [Table(title, header, rows, notes(scale, below))]
 
 
 def _accuracies(cell: Cell, results: Sequence[dict[str, Any]]) -> list[str]:
-    """Means over seeds, at each third and of the last evaluation."""
+    """Means over seeds, at each third and at the last evaluation."""
     own = {name: value for name, value in cell.labels.items() if name != "seed"}
     curves = [r["curve"] for r in results if own.items() <= r["labels"].items()]
     if not curves:

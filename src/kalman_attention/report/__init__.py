@@ -1,1 +1,1 @@
-"""What was measured, for people: one page that needs nothing else, and figures as files."""
+"""Reports of results: one self-contained page, and figures as files."""

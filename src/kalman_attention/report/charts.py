@@ -1,7 +1,7 @@
-"""Line charts as plain geometry: what a template needs to draw them as vector graphics.
+"""Line charts as plain geometry, for a template that draws them as vector graphics.
 
-A plot is a square of 100 by 100 that the page stretches to any size, with labels outside it in
-the page's own letters: they stay readable on a telephone and follow the colours of the page.
+A plot is a square of 100 by 100 that the page stretches to any size. Labels are outside it, in the
+font of the page: they stay readable on a phone and follow the colours of the page.
 """
 
 import math
@@ -13,13 +13,13 @@ Point = tuple[float, float]
 
 
 class Axis(NamedTuple):
-    """One direction of a chart.
+    """One axis of a chart.
 
     Attributes:
-        label: what it shows, with its unit.
-        base: of the logarithm; None for an axis of equal steps.
-        ticks: where to write what; None chooses round numbers.
-        limits: the ends; None takes those of the points.
+        label: the quantity, with its unit.
+        base: base of the logarithm; None for a linear axis.
+        ticks: labels by value; None chooses round numbers.
+        limits: the ends of the axis; None for those of the points.
     """
 
     label: str
@@ -32,9 +32,9 @@ class Line(NamedTuple):
     """Points of one model in one setting.
 
     Attributes:
-        name: of the model; the same colour in every chart of a page.
+        name: name of the model, which has the same colour in every chart of a page.
         points: pairs (x, y), in the order in which they are joined.
-        variant: of the model, such as its learning rate; a dash pattern.
+        variant: variant of the model, such as its learning rate, shown by a dash pattern.
         joined: False draws only the points.
     """
 
@@ -45,12 +45,12 @@ class Line(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One plot out of several that share a legend.
+    """One of several plots that share a legend.
 
     Attributes:
-        title: above it.
-        lines: in it.
-        band: an area behind the lines, triples (x, lower, upper).
+        title: title above the plot.
+        lines: lines of the plot.
+        band: area behind the lines, triples (x, lower, upper).
     """
 
     title: str
@@ -60,14 +60,14 @@ class Panel(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Plots side by side on one vertical scale, with one legend.
+    """Plots side by side with a shared vertical scale and legend.
 
     Attributes:
-        caption: below.
+        caption: caption below the plots.
         panels: the plots.
         x: the horizontal axis.
         y: the vertical axis.
-        marks: values of x to point out.
+        marks: values of x to mark.
     """
 
     caption: str
@@ -78,22 +78,22 @@ class Chart:
 
     @property
     def lines(self) -> list[Line]:
-        """Those of all panels."""
+        """The lines of all panels."""
         return [line for panel in self.panels for line in panel.lines]
 
     @property
     def names(self) -> list[str]:
-        """What the colours stand for."""
+        """Names in the legend of colours."""
         return [*dict.fromkeys(line.name for line in self.lines)]
 
     @property
     def colours(self) -> dict[str, int]:
-        """Names to numbers of colours."""
+        """Colour numbers by name."""
         return colours(self.names)
 
     @property
     def variants(self) -> list[str]:
-        """What the dashes stand for."""
+        """Variants in the legend of dash patterns."""
         return [*dict.fromkeys(line.variant for line in self.lines)]
 
     def drawn(self) -> list["Plot"]:
@@ -105,11 +105,11 @@ class Stroke(NamedTuple):
     """A line as it is drawn.
 
     Attributes:
-        line: what it shows.
+        line: the line.
         colour: number of its colour.
-        dash: number of its pattern.
-        path: of an SVG element ``path``.
-        dots: another path, a dot at every point; empty if there are too many to be told apart.
+        dash: number of its dash pattern.
+        path: data of an SVG ``path`` element.
+        dots: another path, with a dot at every point; empty if there are too many to distinguish.
     """
 
     line: Line
@@ -120,15 +120,15 @@ class Stroke(NamedTuple):
 
 
 class Plot(NamedTuple):
-    """A panel as it is drawn, all places in percent of its width and height.
+    """A panel as it is drawn, with positions in percent of its width and height.
 
     Attributes:
-        title: above it.
+        title: title above the plot.
         strokes: its lines.
         band: corners of the area behind them.
-        x_ticks: places from the left, with labels.
-        y_ticks: places from the top.
-        marks: places of vertical lines.
+        x_ticks: positions from the left, with labels.
+        y_ticks: positions from the top, with labels.
+        marks: positions of vertical lines.
     """
 
     title: str
@@ -154,18 +154,18 @@ _MODELS = {
     "lstm": (8, "LSTM"),
     "gated-deltanet-negative": (9, "Gated DeltaNet, negative eigenvalues"),
 }
-"""What models are called in results: their colour, and their name for people."""
+"""Models by their name in results: colour number and display name."""
 _SIZES = ("nano", "micro", "small", "45m", "180m")
 COLOURS = 10
-"""How many the style sheet has."""
+"""Number of colours in the style sheet."""
 DASHES = 4
-"""How many patterns the style sheet has."""
-_MOST_DOTS = 24  # further ones run together in a plot of 300 pixels
-_MOST_DOTTED = 8  # lines; dots on more of them hide each other
+"""Number of dash patterns in the style sheet."""
+_MOST_DOTS = 24  # more dots per line would merge in a plot of 300 pixels
+_MOST_DOTTED = 8  # dots on more lines would hide each other
 
 
 def colours(names: Iterable[str]) -> dict[str, int]:
-    """A number for every name: that of its model everywhere, and free ones for other names."""
+    """A colour number for every name: fixed for known models, the next free one for others."""
     known = {
         name: None if "," in name else _MODELS.get(_model(name)[0], (None,))[0] for name in names
     }
@@ -176,7 +176,7 @@ def colours(names: Iterable[str]) -> dict[str, int]:
 
 
 def proper_name(name: str) -> str:
-    """A model by its name for people, with its size and options; any other name as it is."""
+    """The display name of a model, with its size and options; other names are unchanged."""
     head, comma, options = name.partition(",")
     model, size = _model(head)
     if model not in _MODELS:
@@ -185,7 +185,7 @@ def proper_name(name: str) -> str:
 
 
 def _model(name: str) -> tuple[str, str]:
-    """The model that a name speaks of, and its size: kla-micro is a kla."""
+    """The model and the size in a name, such as kla and micro in kla-micro."""
     plain = name.lower().replace("_", "-").replace(" ", "-")
     stem, _, size = plain.rpartition("-")
     return (stem, size) if size in _SIZES else (plain, "")
@@ -219,7 +219,7 @@ def _plot(chart: Chart, panel: Panel) -> Plot:
 def _paths(line: Line, x: "_Scale", y: "_Scale", dotted: bool) -> tuple[str, str]:
     places = [f"{x.place(a):.2f} {100 - y.place(b):.2f}" for a, b in line.points]
     path = f"M{'L'.join(places)}" if line.joined else ""
-    # A line of no length with round ends is a dot, and stays round in a stretched plot.
+    # A line of zero length with round ends is a dot that stays round in a stretched plot.
     marked = not line.joined or (dotted and len(places) <= _MOST_DOTS)
     return path, "".join(f"M{place}h0" for place in places) if marked else ""
 
@@ -231,12 +231,12 @@ def _band(band: Sequence[tuple[float, float, float]], x: "_Scale", y: "_Scale") 
 
 
 class _Scale:
-    """Where values lie between the ends of an axis.
+    """Positions of values between the ends of an axis.
 
     Args:
-        axis: what is known of it.
-        values: that it has to show.
-        outward: whether it ends at round numbers, beyond the values.
+        axis: the axis.
+        values: values that it has to show.
+        outward: whether it extends to round numbers beyond the values.
     """
 
     def __init__(self, axis: Axis, values: Sequence[float], *, outward: bool) -> None:
@@ -244,7 +244,7 @@ class _Scale:
         low, high = axis.limits or (min(values, default=0.0), max(values, default=1.0))
         free = axis.limits is None and axis.base is None
         if free and not outward and 0 < low < high / 4:
-            low = 0.0  # what is counted begins at nothing
+            low = 0.0  # values that begin near 0, as counts do: show the origin
         ticks = axis.ticks
         if ticks is None:
             ticks = _powers(low, high, axis.base) if axis.base else _round_numbers(low, high)
@@ -263,7 +263,7 @@ class _Scale:
 
 
 def _round_numbers(low: float, high: float, most: int = 5) -> dict[float, str]:
-    """Multiples of a round step, from the last at or below the values to the first above them."""
+    """Multiples of a round step, from the last one below the values to the first one above."""
     if low == high:
         low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
     rough = (high - low) / most

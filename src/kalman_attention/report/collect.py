@@ -15,7 +15,7 @@ from kalman_attention.report.language import language_models
 from kalman_attention.report.page import Section, Verdict, check_inside
 
 VERDICTS = "verdicts.json"
-"""What was found out about the claims of the paper, next to the results it rests on."""
+"""The file with the verdicts on the claims of the paper, next to the results they rest on."""
 
 TITLES = {
     "mad": "MAD",
@@ -26,33 +26,33 @@ TITLES = {
     "ou-depth": "Depth, with and without the OU prior",
     "mqar": "Long-context recall",
     "text-ladder": "Options of the layer on text",
-    "a5": "Permutations of five things (A5)",
+    "a5": "Permutations of five objects (A5)",
     "a5-curriculum": "A5 with growing lengths",
     "state-tracking": "State tracking over length",
     "rotation": "Rotating blocks where nothing is tracked",
 }
-"""Headings of experiments; others are called by their names."""
+"""Headings of experiments; others use their names."""
 
 _PICTURES = {
     "variance": (
         "Posterior variance",
         "fig:posterior-var-sc",
-        "Variance over one sequence of selective copying, by channel and on average, with the gain "
+        "Variance over one sequence of selective copying, by channel and averaged, with the gain "
         "below; lines mark the tokens to copy.",
     ),
     "attention-maps": (
         "Kalman attention maps",
         "sec:attention-viz",
-        "How much token s weighs in the read-out at token t, in four channels.",
+        "The weight of token s in the read-out at token t, in four channels.",
     ),
 }
 
 _DRAWN = ("learning_curves", "accuracy_over_length", "fewest_blocks")
-"""Files of experiments that the page draws itself, from the numbers."""
+"""Figures that the page draws itself from the numbers, instead of including the files."""
 
 
 def read_verdicts(root: Path) -> list[Verdict]:
-    """The verdicts of a folder of results; none if it has no such file."""
+    """The verdicts in a folder of results; empty if it has none."""
     path = root / VERDICTS
     if not path.is_file():
         return []
@@ -93,7 +93,9 @@ def _experiment(experiment: Experiment, scale: Scale, results: Results) -> Itera
     except (KeyError, IndexError, TypeError) as error:
         where = results.folder(experiment.name) / "cells"
         named = ", ".join(results.path(c).name for c in cells if results.path(c).is_file())
-        raise ValueError(f"results in {where} lack what a table needs, {error}: {named}") from error
+        raise ValueError(
+            f"results in {where} lack {error}, which a table needs: {named}"
+        ) from error
     yield Section(
         name=experiment.name,
         title=TITLES.get(experiment.name, experiment.name.replace("-", " ").capitalize()),
@@ -158,7 +160,7 @@ def _scaling(scale: Scale, results: Results) -> Iterator[Section]:
     yield Section(
         name="scaling",
         title="Time over sequence length",
-        text="How long the scan takes with each of its engines.",
+        text="The time that the scan takes with each engine.",
         source="fig:scaling",
         scale=scale,
         command=f"kla reproduce scaling --scale {scale}",

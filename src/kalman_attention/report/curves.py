@@ -1,4 +1,4 @@
-"""What figures show, taken from results: the same points for files and for the page."""
+"""The points of figures, taken from results; the same for files and for the page."""
 
 import re
 import statistics
@@ -10,7 +10,7 @@ from kalman_attention.recipes.experiment import Experiment, Scale
 from kalman_attention.report.charts import Axis, Chart, Line, Panel, Point
 
 Panels: TypeAlias = dict[str, dict[tuple[str, str], list[Point]]]
-"""Title of a panel to its lines, each called by model and variant."""
+"""Lines by title of the panel, each by model and variant."""
 
 _WORDS = (
     (r"lr(?=[\d.])", "rate "),
@@ -24,7 +24,7 @@ _DEPTHS = {1: "one block", 2: "two blocks"}
 
 
 def words(label: str) -> str:
-    """A label of a cell for people: ``lr0.003`` is "rate 0.003", ``a4xz5`` "A4 x Z5"."""
+    """Display name of a cell label: ``lr0.003`` is "rate 0.003", ``a4xz5`` "A4 x Z5"."""
     if re.fullmatch(r"[asz]\d+(x[asz]\d+)?", label):
         return label.upper().replace("X", " x ")
     for pattern, meant in _WORDS:
@@ -52,7 +52,7 @@ def learning_curves(experiment: Experiment, results: Sequence[Mapping[str, Any]]
 
 
 def _median(curves: Sequence[Sequence[Point]]) -> list[Point]:
-    """Medians at every step that a curve has; where some have ended, of those that go on."""
+    """Medians at every step of any curve; where some have ended, of the remaining ones."""
     found: dict[float, list[float]] = {}
     for x, y in (point for curve in curves for point in curve):
         found.setdefault(x, []).append(y)
@@ -60,7 +60,7 @@ def _median(curves: Sequence[Sequence[Point]]) -> list[Point]:
 
 
 def learning_chart(experiment: Experiment, results: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """Learning curves as a chart; none where nothing was learned yet."""
+    """Learning curves as a chart; empty without results."""
     panels = learning_curves(experiment, results)
     if not panels:
         return []
@@ -93,7 +93,7 @@ def _shown(panels: Panels, factor: float) -> list[Panel]:
 def over_length(
     results: Sequence[dict[str, Any]], scale: Scale, depth: int
 ) -> dict[str, dict[str, list[float | None]]]:
-    """State tracking: group to model to the share of whole sequences right at each length."""
+    """State tracking: share of entirely correct sequences at each length, by group and model."""
     setting = tracking.SCALES[scale]
     there = {(r["labels"]["task"], r["labels"]["depth"]) for r in results}
     return {
@@ -112,7 +112,7 @@ def length_chart(
     trained: int,
     caption: str,
 ) -> Chart:
-    """Shares of whole sequences right over their length, the longest of training marked."""
+    """Share of entirely correct sequences over length; the longest training length is marked."""
     shown = [
         Panel(
             words(title),
@@ -126,7 +126,7 @@ def length_chart(
     ]
     ticks = {float(n): f"{n:,}" for n in lengths}
     x = Axis("length", base=2, ticks=ticks, limits=(min(lengths), max(lengths)))
-    y = Axis("whole sequences right, %", limits=(0, 100))
+    y = Axis("sequences entirely correct, %", limits=(0, 100))
     return Chart(caption=caption, panels=shown, x=x, y=y, marks=(trained,))
 
 
@@ -147,8 +147,8 @@ def tracking_charts(results: Sequence[dict[str, Any]], scale: Scale) -> list[Cha
                     setting.test_lens,
                     panels,
                     setting.seq_len,
-                    f"Whole sequences right over their length, {name}, median over seeds. "
-                    f"Trained up to length {setting.seq_len}, the mark.",
+                    f"Sequences entirely correct over their length, {name}, median over seeds. "
+                    f"Trained up to length {setting.seq_len}, which is marked.",
                 )
             )
     return charts
@@ -157,7 +157,7 @@ def tracking_charts(results: Sequence[dict[str, Any]], scale: Scale) -> list[Cha
 def fewest_blocks(
     results: Sequence[dict[str, Any]], scale: Scale
 ) -> dict[str, list[int | None]] | None:
-    """Model to the fewest blocks that solve each length; None before anything can be said."""
+    """The fewest blocks that solve each length, by model; None if that is not known yet."""
     setting = tracking.SCALES[scale]
     task = "a5" if "a5" in setting.tasks else setting.tasks[0]
     found = {
@@ -167,7 +167,7 @@ def fewest_blocks(
         ]
         for name in setting.models
     }
-    # More blocks than were tried may solve a length: nothing is said before all depths are there.
+    # A depth that has not run yet may solve a length: wait until all depths have results.
     fewest = {
         name: blocks
         for name, blocks in found.items()
@@ -181,8 +181,8 @@ def scaling_charts(passes: Mapping[str, Any], shape: str) -> list[Chart]:
     """Time over sequence length, as ``kla bench scan`` measured it.
 
     Args:
-        passes: kind of a pass to engine to its times.
-        shape: of the tensors, for the caption.
+        passes: times by kind of pass and engine.
+        shape: shape of the tensors, for the caption.
     """
     panels, stopped = [], set()
     for kind, engines in passes.items():
@@ -194,7 +194,7 @@ def scaling_charts(passes: Mapping[str, Any], shape: str) -> list[Chart]:
             if row["gave_up"]:
                 stopped.add(engine)
         panels.append(Panel(kind, lines))
-    why = f" {', '.join(sorted(stopped))} stop where the next length would not fit." * bool(stopped)
+    why = f" {', '.join(sorted(stopped))} end where the next length would not fit." * bool(stopped)
     lengths = sorted({x for panel in panels for line in panel.lines for x, _ in line.points})
     if not lengths:
         return []

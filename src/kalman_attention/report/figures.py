@@ -17,7 +17,7 @@ _MAP_TASKS = ("selective_copying", "recall", "memorization")
 
 
 def curves(experiment: Experiment, results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
-    """Learning curves of every cell that is there."""
+    """Learning curves of every finished cell."""
     panels = learning_curves(experiment, results)
     if not panels:
         return []
@@ -35,7 +35,7 @@ def curves(experiment: Experiment, results: Sequence[dict[str, Any]], folder: Pa
 
 
 def state_tracking(results: Sequence[dict[str, Any]], scale: Scale, folder: Path) -> list[Path]:
-    """Accuracy over length, and fewest blocks over length (beside ``fig:a5-min-layers``)."""
+    """Accuracy over length, and fewest blocks over length (as in ``fig:a5-min-layers``)."""
     setting = tracking.SCALES[scale]
     panels = over_length(results, scale, min(setting.depths))
     if not panels:
@@ -59,7 +59,7 @@ def state_tracking(results: Sequence[dict[str, Any]], scale: Scale, folder: Path
 
 
 def series(cells: Sequence[Cell], folder: Path) -> list[Path]:
-    """Bands of the chosen models over the first hidden set, where the data is at hand."""
+    """Bands of the chosen models on the first hidden set, if the data is available."""
     try:
         from kalman_attention.plots.common import save_figure
         from kalman_attention.plots.uncertainty import plot_bands
@@ -71,7 +71,9 @@ def series(cells: Sequence[Cell], folder: Path) -> list[Path]:
         if not isinstance(run, SeriesRun) or run.model != CHOSEN[run.series] or run.seed:
             continue
         times, values, hidden, low, mean, high = run.bands()
-        if run.series == "car":  # bands of metres around a way of hundreds are thinner than a line
+        if (
+            run.series == "car"
+        ):  # bands of metres are thinner than a line in a plot of hundreds of metres
             values, low, high, mean = (x - mean for x in (values, low, high, mean))
         figure = plot_bands(
             times[~hidden],

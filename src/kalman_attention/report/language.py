@@ -1,4 +1,4 @@
-"""Language models on the page: what ``kla compare`` measured, and runs of ``kla pretrain``."""
+"""Language models on the page: measurements of ``kla compare``, and runs of ``kla pretrain``."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,15 +14,15 @@ from kalman_attention.report.page import Section, check_inside
 _COMPARED = {"summary", "recipe", "validation", "curve"}
 _SPEED = "speed.json"
 _CALIBRATION = {"ece": "ECE", "aurc": "AURC"}
-_HIDDEN = 0.1  # of the tokens, at the beginning, where all curves fall steeply
+_HIDDEN = 0.1  # the first tenth of the tokens, where all curves fall steeply
 
 
 def quality_table(results: Mapping[str, Mapping[str, Any]], speed: Mapping[str, float]) -> Table:
     """What each model has learned, and how fast it trains.
 
     Args:
-        results: name to what ``kla compare`` wrote about a run.
-        speed: name to tokens per second; empty if it was not measured.
+        results: output of ``kla compare`` for each run, by name.
+        speed: tokens per second, by name; empty if not measured.
     """
     known = [found["calibration"] for found in results.values() if "calibration" in found]
     sure = _CALIBRATION if known else {}
@@ -42,10 +42,10 @@ def quality_table(results: Mapping[str, Mapping[str, Any]], speed: Mapping[str, 
 
 
 def zero_shot_table(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
-    """The scores that the paper reports: ours first, the paper's below, each marked as such.
+    """Zero-shot scores: ours first, followed by the paper's, each marked as such.
 
     Args:
-        runs: name of the model to its scores, by task; all of the same tasks.
+        runs: scores by model and task; all models have the same tasks.
     """
     common = next(iter(runs.values()))
     chosen = [(i, b) for i, b in enumerate(BENCHMARKS.values()) if b.name in common]
@@ -66,7 +66,7 @@ def _scores(scores: list[float]) -> list[str]:
 
 
 def language_models(root: Path) -> Iterator[Section]:
-    """Sections of everything about language models in a folder and in those directly in it."""
+    """Sections about the language models in a folder and in its direct subfolders."""
     folders = [root, *sorted(path for path in root.iterdir() if path.is_dir())]
     runs = {folder: found for folder in folders if (found := _read_run(folder, root))}
     for folder in folders:
@@ -78,7 +78,7 @@ def language_models(root: Path) -> Iterator[Section]:
 
 
 def _read_compared(folder: Path, root: Path) -> dict[str, dict[str, Any]]:
-    """Name to result of every file of ``kla compare``, the best first."""
+    """Results in every file of ``kla compare`` by name, best first."""
     results = {}
     for path in sorted(folder.glob("*.json")):
         check_inside(path, root)
@@ -90,7 +90,7 @@ def _read_compared(folder: Path, root: Path) -> dict[str, dict[str, Any]]:
 
 
 def _check(found: dict[str, Any], where: str) -> None:
-    """Refuse a result that lacks what is shown of it."""
+    """Reject a result that lacks a field that is shown."""
     checked(dict[str, Any], found.setdefault("zero_shot", {}), "zero_shot", where)
     tasks = found["zero_shot"].setdefault("tasks", {})
     needed: list[tuple[str, str, Any]] = [
@@ -130,7 +130,7 @@ def _compared(folder: Path, root: Path, results: dict[str, dict[str, Any]]) -> S
     if scored:
         items = max(tasks[name]["items"] for tasks in scored.values() for name in BENCHMARKS)
         note = (
-            f"{items} items of each task at most: standard errors are about {_points(items)} "
+            f"At most {items} items of each task: standard errors are about {_points(items)} "
             "points. Guessing gives 0, 25, 50, 25, 25, 50, 25 and 50. The paper's models have 45 M "
             "and 180 M parameters."
         )
@@ -168,7 +168,7 @@ def _equal(results: dict[str, dict[str, Any]]) -> str:
 
 
 def _bits_charts(curves: Mapping[str, list[Point]]) -> list[Chart]:
-    """Validation bits per byte over tokens, without the first fall."""
+    """Validation bits per byte over tokens, without the steep beginning."""
     lines = [
         Line(name, [(x / 1e6, y) for x, y in points if x >= _HIDDEN * points[-1][0]])
         for name, points in curves.items()
@@ -187,7 +187,7 @@ def _bits_charts(curves: Mapping[str, list[Point]]) -> list[Chart]:
 
 
 def _read_run(folder: Path, root: Path) -> dict[str, Any] | None:
-    """A run of ``kla pretrain``: its recipe, what it says of itself, and its curves."""
+    """A run of ``kla pretrain``: its recipe, its summary and its curves."""
     from kalman_attention.evaluation.checkpoint import RUN
     from kalman_attention.recipes.pretrain import PretrainRecipe
     from kalman_attention.recipes.pretrain_run import SUMMARY
@@ -207,7 +207,7 @@ def _read_run(folder: Path, root: Path) -> dict[str, Any] | None:
 
 
 def _pretrained(runs: dict[str, dict[str, Any]]) -> Section:
-    """Runs as they stand, finished or not."""
+    """Runs in their current state, finished or not."""
     rows, bits, losses = [], {}, {}
     for name, run in runs.items():
         recipe, summary = run["recipe"], run["summary"]
@@ -225,7 +225,7 @@ def _pretrained(runs: dict[str, dict[str, Any]]) -> Section:
             ]
         )
     header = ["run", "model", "parameters", "tokens", "state", "last bits per byte"]
-    note = "bits per byte on the part of the validation split that training looks at"
+    note = "bits per byte on the part of the validation split that is monitored in training"
     return Section(
         name="pretraining",
         title="Pretraining runs",

@@ -1,4 +1,4 @@
-"""One HTML page that needs nothing else: verdicts, tables that sort, charts with their values."""
+"""One self-contained HTML page: verdicts, sortable tables, charts that show their values."""
 
 import base64
 import hashlib
@@ -28,15 +28,15 @@ _ORDER = ("confirmed", "refuted", "open")
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What was found out about a claim of the paper.
+    """The verdict on a claim of the paper.
 
     Attributes:
-        claim: in one sentence.
+        claim: the claim, in one sentence.
         verdict: whether it holds.
-        scale: at which it was looked at.
-        evidence: what was seen.
-        paper: where the paper makes it, as a label of its LaTeX.
-        experiments: names of the sections that show it.
+        scale: the scale of the experiments.
+        evidence: what was measured.
+        paper: where the paper makes the claim, as a LaTeX label.
+        experiments: names of the sections that show the evidence.
     """
 
     claim: str
@@ -52,16 +52,16 @@ class Section:
     """A part of the page.
 
     Attributes:
-        name: what verdicts call it.
-        title: its heading; also what the list of contents links to.
+        name: its name in verdicts.
+        title: its heading, also in the table of contents.
         text: a paragraph below the heading.
-        source: where the paper has it, with a label of its LaTeX; None if it is not there.
-        scale: at which it was run, if it has several.
-        command: that makes it.
-        done: how many of how many runs are there.
-        tables: shown after the charts.
-        charts: drawn from numbers.
-        images: files to put into the page, each with a caption.
+        source: where it is in the paper, as a LaTeX label; None if it is not in the paper.
+        scale: the scale of the experiment, if it has several.
+        command: the command that computes it.
+        done: number of finished runs, and of all runs.
+        tables: tables, shown after the charts.
+        charts: charts drawn from numbers.
+        images: image files to embed in the page, each with a caption.
     """
 
     name: str
@@ -77,13 +77,13 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        """What a link to it says."""
+        """The target of links to it."""
         text = f"{self.name}-{self.scale}" if self.scale else self.name
         return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
     @cached_property
     def notes(self) -> list[str]:
-        """What all its tables say below them, to be said once."""
+        """Notes that all its tables share, to be shown once."""
         first, *others = self.tables or [Table("", [], [])]
         said = [note for note in first.notes if all(note in table.notes for table in others)]
         return [note for note in said if note != f"scale {self.scale}"]
@@ -104,9 +104,9 @@ class Section:
 
     @property
     def pictures(self) -> list[tuple[str, str]]:
-        """Its images as data, with captions.
+        """Its images as data URLs, with captions.
 
-        They stay images: a script inside an SVG file does not run there.
+        They are embedded as images: a script inside an SVG file does not run there.
         """
         return [(_data(path), caption) for path, caption in self.images]
 
@@ -115,9 +115,9 @@ class Cell(NamedTuple):
     """A cell of a table on the page.
 
     Attributes:
-        text: what was measured.
-        aside: what stands behind it in brackets, such as the paper's figure.
-        key: by which it is sorted; empty at the end.
+        text: the measured value.
+        aside: text in brackets after it, such as the paper's figure.
+        key: sort key; empty ones are sorted to the end.
     """
 
     text: str
@@ -129,10 +129,10 @@ class Shown(NamedTuple):
     """A table on the page.
 
     Attributes:
-        table: what it shows.
-        anchor: of its title.
-        notes: that are its alone.
-        first: what its section begins with; others are folded away, unless they are short.
+        table: the table.
+        anchor: anchor of its title.
+        notes: notes that only this table has.
+        first: whether it is the first in its section; others are collapsed, unless they are short.
     """
 
     table: Table
@@ -142,19 +142,19 @@ class Shown(NamedTuple):
 
     @property
     def open(self) -> bool:
-        """Whether it is seen at once."""
+        """Whether it is initially open."""
         return self.first or len(self.table.rows) <= _FEW_ROWS
 
     @property
     def numeric(self) -> list[bool]:
-        """Which columns hold numbers, and stand to the right."""
+        """Which columns hold numbers and are right-aligned."""
         columns = zip(*self.table.rows, strict=True) if self.table.rows else []
         found = [all(map(_countable, column)) for column in columns]
         return found or [False] * len(self.table.header)
 
     @property
     def rows(self) -> list[tuple[bool, list[Cell]]]:
-        """Cells, and whether the row speaks of KLA where others do not."""
+        """Cells, and whether the row is about KLA while others are not."""
         header, rows = self.table.header, self.table.rows
         models = header.index("model") if "model" in header else 0
         own = ["kla" in row[models].lower() and row[0] != "paper" for row in rows]
@@ -198,7 +198,7 @@ def _data(path: Path) -> str:
 
 
 def check_inside(path: Path, root: Path) -> None:
-    """Refuse a link that leads out of a folder: a page may be passed on, other files may not."""
+    """Reject a link that leads out of a folder: the page may be shared, other files may not."""
     real, home = Path(os.path.realpath(path)), Path(os.path.realpath(root))
     if not real.is_relative_to(home):
         raise ValueError(
@@ -214,14 +214,14 @@ def render_page(
 
     Args:
         title: its heading.
-        lead: what to know first.
-        sections: its parts.
-        verdicts: stand above them.
+        lead: introduction.
+        sections: its sections.
+        verdicts: verdicts, shown above the sections.
     """
     import jinja2
     from markupsafe import Markup
 
-    # Names of files, labels of cells and text in results may hold anything: all of it is escaped.
+    # File names, cell labels and text in results may contain anything: all of it is escaped.
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -250,7 +250,7 @@ def render_page(
 def write_page(
     path: Path, lead: str, sections: Sequence[Section], verdicts: Sequence[Verdict] = ()
 ) -> None:
-    """Write the page, at once or not at all."""
+    """Write the page, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     page = render_page("Kalman linear attention", lead, sections, verdicts)
     write_atomically(path, page.encode())

@@ -1,7 +1,8 @@
-"""Classical series: fit, filter, smooth and forecast with exact bands.
+"""Classical models of series: fit, filter, smooth and forecast with exact bands.
 
-``StateSpace("level + cycle").fit(y, times)`` fits a sum of latent processes by maximum likelihood,
-to values with any spacing and any of them missing. One latent is filtered by ``kla_scan`` itself.
+``StateSpace("level + cycle").fit(y, times)`` fits a sum of latent processes by maximum likelihood.
+Values may have any spacing, and any of them may be missing. Models with a single latent are
+filtered by ``kla_scan`` itself.
 """
 
 from kalman_attention.series.components import AR1 as AR1

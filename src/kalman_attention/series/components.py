@@ -1,19 +1,19 @@
-r"""What a series is made of: latents in continuous time, each with an exact transition over a gap.
+r"""Components of a series: latents in continuous time, each with an exact transition over a gap.
 
 A series is the sum of its components, an intercept and the noise of each observation. Every
-component is a linear stochastic differential equation, so over a gap dt it moves by a matrix F and
-a noise covariance Q that are known in closed form:
+component is a linear stochastic differential equation, so its transition over a gap dt is a matrix
+F and a noise covariance Q that are known in closed form:
 
 =========  =================================  ======================================================
-``level``  dz = sigma dW                      random walk, starts anywhere (diffuse)
-``trend``  dz = s dt + sigma dW, ds = tau dU  level with a slope that wanders, both diffuse
+``level``  dz = sigma dW                      random walk with a diffuse start
+``trend``  dz = s dt + sigma dW, ds = tau dU  level with a slope that varies, both diffuse
 ``ou``     dz = -a z dt + sigma dW            returns to 0, stationary
-``cycle``  an OU process that turns           damped oscillation of two latents, stationary
+``cycle``  a rotating OU process              damped oscillation of two latents, stationary
 ``ar``     z_t = phi z_{t-1} + e_t            on a grid of whole steps; phi may be negative
 =========  =================================  ======================================================
 
-Variances named ``sigma2`` are per unit of time, so that they do not depend on the spacing; that of
-``irregular``, the noise of an observation, is not.
+Variances named ``sigma2`` are per unit of time, so that they do not depend on the spacing, except
+that of ``irregular``, the noise of an observation.
 """
 
 import math
@@ -35,12 +35,12 @@ _MARGIN = math.log(1e8)
 
 
 class Scales(NamedTuple):
-    """What the data says about sizes, before anything is fitted.
+    """Scales of the data, before anything is fitted.
 
     Attributes:
-        variance: of the values.
-        gap: usual time between two values.
-        span: time between the first and the last.
+        variance: variance of the values.
+        gap: typical time between two values.
+        span: time between the first and the last value.
     """
 
     variance: float
@@ -50,15 +50,15 @@ class Scales(NamedTuple):
 
 @dataclass(frozen=True)
 class Parameter:
-    """A number that is fitted.
+    """A fitted parameter.
 
     Attributes:
-        name: of the parameter, such as ``rate``; the label of its component follows, unless there
-            is a dot in it.
-        power: of the unit of the values that it is measured in: 2 for a variance.
-        between: the range in which starts are drawn, from the scales of the data.
+        name: name of the parameter, such as ``rate``; the label of its component is appended,
+            unless the name contains a dot.
+        power: power of the unit of the values in which it is measured: 2 for a variance.
+        between: the range of starting values, from the scales of the data.
         kind: ``positive`` is fitted by its logarithm, ``coefficient`` lies in (-1, 1).
-        bounded: whether the range is a limit, and not only where starts are drawn.
+        bounded: whether the range also limits the fitted value.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Parameter:
     bounded: bool = False
 
     def link(self, x: Tensor, scales: Scales) -> Tensor:
-        """The parameter from a number without limits; cannot overflow, and is smooth."""
+        """The parameter from an unconstrained number; smooth, and cannot overflow."""
         if self.kind == "real":
             return x
         if self.kind == "coefficient":
@@ -77,7 +77,7 @@ class Parameter:
         return torch.exp(middle + reach * torch.tanh(x / reach))
 
     def check(self, value: float) -> None:
-        """Raise if the parameter cannot have this value; only the noise of values must not be 0."""
+        """Raise if the value is invalid; only the observation noise must not be 0."""
         low, high = {"positive": (0.0, math.inf), "coefficient": (-1.0, 1.0)}.get(
             self.kind, (-math.inf, math.inf)
         )
@@ -86,7 +86,7 @@ class Parameter:
             raise ValueError(f"{self.name} is {value}: it must be in ({low:g}, {high:g}).")
 
     def start(self, share: Tensor, scales: Scales) -> Tensor:
-        """The number without limits that lies at a share in (0, 1) of the range of starts."""
+        """The unconstrained number at a share in (0, 1) of the range of starting values."""
         if self.kind != "positive":
             return 2.0 * (2.0 * share - 1.0) if self.kind == "coefficient" else 0.0 * share
         low, high = (math.log(end) for end in self.between(scales))
@@ -99,12 +99,12 @@ class Parameter:
 
 
 def _rate(scales: Scales) -> tuple[float, float]:
-    """From a process that hardly decays over the series to one that is gone after a gap."""
+    """From a process that hardly decays over the series to one that decays within a gap."""
     return 1e-2 / scales.span, 20.0 / scales.gap
 
 
 def _wander(scales: Scales) -> tuple[float, float]:
-    """From a process that moves little over the whole series to one that does so in one gap."""
+    """From a process that moves little over the whole series to one that does so within a gap."""
     return 1e-2 * scales.variance / scales.span, scales.variance / scales.gap
 
 
@@ -124,10 +124,10 @@ class Component(ABC):
     """One latent process.
 
     Attributes:
-        label: how it is called in a formula and in the names of its parameters.
-        size: number of latents, of which the first is seen.
-        diffuse: whether it starts anywhere, instead of from its stationary distribution.
-        scalar: whether it is one latent with a decay in (0, 1], as ``kla_scan`` has it.
+        label: its name in a formula and in the names of its parameters.
+        size: number of latents, of which the first is observed.
+        diffuse: whether its start is diffuse, rather than its stationary distribution.
+        scalar: whether it is a single latent with a decay in (0, 1], as in ``kla_scan``.
         continuous: whether it is defined at any time, and not only on a grid.
     """
 
@@ -140,7 +140,7 @@ class Component(ABC):
     @property
     @abstractmethod
     def parameters(self) -> tuple[Parameter, ...]:
-        """What is fitted, in the order in which ``transition`` takes it."""
+        """The fitted parameters, in the order that ``transition`` expects."""
 
     @abstractmethod
     def transition(self, theta: Sequence[Tensor], dt: Tensor) -> Transition:
@@ -152,11 +152,11 @@ class Component(ABC):
         """
 
     def stationary(self, theta: Sequence[Tensor]) -> Tensor:
-        """Covariance before the first value, ``[S, d, d]``; of a diffuse start only zeros."""
+        """Covariance before the first value, ``[S, d, d]``; zeros for a diffuse start."""
         return torch.zeros(len(theta[0]), self.size, self.size, dtype=theta[0].dtype)
 
     def check(self, dt: Tensor) -> None:
-        """Raise if the process is not defined for these gaps: most are for all."""
+        """Raise if the process is not defined for these gaps; most are defined for all."""
         return
 
     def __add__(self, other: "Component | list[Component]") -> list["Component"]:
@@ -168,7 +168,7 @@ class Component(ABC):
 
 @dataclass(frozen=True)
 class Level(Component):
-    """Random walk: with noise on top, the local level model."""
+    """Random walk; with observation noise, the local level model."""
 
     label = "level"
     diffuse = True
@@ -176,7 +176,7 @@ class Level(Component):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Variance that a unit of time adds."""
+        """Variance added per unit of time."""
         return (Parameter("sigma2", 2, _wander),)
 
     def transition(self, theta: Sequence[Tensor], dt: Tensor) -> Transition:
@@ -242,7 +242,7 @@ class AR1(Component):
         wrong = (steps - steps.round()).abs() > 1e-6 * steps.clamp(min=1.0)
         if wrong.any():
             raise ValueError(
-                f"'ar' moves in whole steps of {self.step:g}, and there is a gap of "
+                f"'ar' is defined for whole steps of {self.step:g}, but there is a gap of "
                 f"{dt[wrong][0].item():g}. Pass AR1(step=...), or use 'ou', which is the same "
                 "process in continuous time."
             )
@@ -253,7 +253,7 @@ class Trend(Component):
     """Local linear trend in continuous time: a level, and a slope that is a random walk.
 
     Args:
-        smooth: whether only the slope has noise of its own (integrated random walk).
+        smooth: whether only the slope has noise (integrated random walk).
     """
 
     label = "trend"
@@ -263,7 +263,7 @@ class Trend(Component):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Variance that a unit of time adds to the slope, and to the level unless smooth."""
+        """Variance added per unit of time to the slope, and to the level unless smooth."""
         slope = Parameter("sigma2.slope", 2, _wander_of_slope)
         return (slope,) if self.smooth else (slope, Parameter("sigma2", 2, _wander))
 
@@ -278,10 +278,10 @@ class Trend(Component):
 
 @dataclass(frozen=True)
 class Cycle(Component):
-    """Damped oscillation: two latents that turn into each other and decay at the same rate.
+    """Damped oscillation: two latents that rotate into each other and decay at the same rate.
 
     Args:
-        period: limits between which the period is sought; by default from two gaps to the span.
+        period: lower and upper limit of the period; by default two gaps and the span.
     """
 
     label = "cycle"
@@ -308,7 +308,7 @@ class Cycle(Component):
         return _matrix([[cos, sin], [-sin, cos]]), _matrix([[p_bar, none], [none, p_bar]])
 
     def stationary(self, theta: Sequence[Tensor]) -> Tensor:
-        """Variance sigma2 / (2 a) of both."""
+        """Variance sigma2 / (2 a) for both."""
         return stationary_variance(theta[1], theta[2].sqrt()) * torch.eye(2, dtype=theta[1].dtype)
 
 
@@ -320,17 +320,17 @@ COMPONENTS: dict[str, Callable[[], Component]] = {
     "cycle": Cycle,
     "ar": AR1,
 }
-"""What a formula may name."""
+"""Components by their name in a formula."""
 
 
 def parse(formula: "str | Component | Sequence[Component]") -> list[Component]:
-    """Components of a formula such as ``"level + cycle"``, or of what they were passed as."""
+    """Components from a formula such as ``"level + cycle"``, a component or a sequence of them."""
     if isinstance(formula, Component):
         return [formula]
     if not isinstance(formula, str):
         found = list(formula)
         if not found or not all(isinstance(component, Component) for component in found):
-            raise ValueError(f"components are {found}: pass a formula or components to add up.")
+            raise ValueError(f"components are {found}: pass a formula, or a list of components.")
         return found
     names = [" ".join(name.split()).lower() for name in formula.split("+")]
     for name in names:
@@ -340,14 +340,14 @@ def parse(formula: "str | Component | Sequence[Component]") -> list[Component]:
 
 
 def labels(components: Sequence[Component]) -> list[str]:
-    """Names of components, numbered from the second of a kind on."""
+    """Names of components; from the second of a kind on, they are numbered."""
     kinds = [component.label for component in components]
     counts = [kinds[:i].count(kind) + 1 for i, kind in enumerate(kinds)]
     return [kind if n == 1 else f"{kind}{n}" for kind, n in zip(kinds, counts, strict=True)]
 
 
 def full_names(components: Sequence[Component]) -> list[Parameter]:
-    """The parameters of all components, such as ``sigma2.level``, numbered as their labels are."""
+    """The parameters of all components, such as ``sigma2.level``, numbered like their labels."""
     found = []
     for component, label in zip(components, labels(components), strict=True):
         number = label.removeprefix(component.label)

@@ -1,7 +1,7 @@
-"""What users bring: arrays, tensors or pandas, with time stamps of any spacing and missing values.
+"""Input data: arrays, tensors or pandas, with time stamps of any spacing and missing values.
 
-NaN is a missing value: time passes, nothing is seen. Time stamps are sorted. Two values with the
-same stamp are two observations of one instant, which a gap of 0 makes exact.
+NaN is a missing value: time passes and nothing is observed. Time stamps must be sorted. Two values
+with the same stamp are two observations of one instant, which a gap of 0 treats exactly.
 """
 
 import datetime
@@ -17,7 +17,7 @@ from torch import Tensor
 Array = NDArray[Any]
 
 _LARGEST = 1e75
-"""Covariances of variances go with the fourth power of the values."""
+"""Largest value: covariances of variances grow with the fourth power of the values."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Stamps:
     """Time stamps of a series.
 
     Attributes:
-        labels: as they were given, ``[T]``: numbers, or ``datetime64``.
-        unit: of time, where labels are dates; None where they are numbers.
-        index: the pandas index that they come from, for what goes back to pandas.
+        labels: the stamps as given, ``[T]``: numbers, or ``datetime64``.
+        unit: the unit of time if the stamps are dates; None if they are numbers.
+        index: the pandas index that they come from, for results returned as pandas objects.
     """
 
     labels: Array
@@ -38,9 +38,9 @@ class Stamps:
         return len(self.labels)
 
     def elapsed(self, since: Any = None) -> NDArray[np.float64]:
-        """Time since the first stamp, or another one, in units."""
+        """Time since the first stamp, or since another one, in units."""
         past = self.labels - (self.labels[0] if since is None else since)
-        # Dividing dates by a unit casts both to the finer of the two, in which centuries overflow.
+        # Dividing dates by a unit casts both to the finer resolution, in which centuries overflow.
         scale = 1.0 if self.unit is None else _resolution(past) / self.unit
         found: NDArray[np.float64] = (
             past.astype(np.int64 if self.unit is not None else float) * scale
@@ -48,7 +48,7 @@ class Stamps:
         return found
 
     def later(self, steps: int) -> "Stamps":
-        """Stamps that follow the last one at the usual gap; a pandas frequency goes on exactly."""
+        """Stamps after the last one at the typical gap; a pandas frequency continues exactly."""
         offset = getattr(self.index, "freq", None) or getattr(self.index, "inferred_freq", None)
         if self.unit is not None and offset is not None:
             index = pandas().date_range(self.index[-1], periods=steps + 1, freq=offset)[1:]
@@ -62,27 +62,27 @@ class Stamps:
         return Stamps(ahead.labels, self.unit, index)
 
     def filled(self, count: int) -> "Stamps":
-        """The stamps, and others evenly between the first and the last."""
+        """The stamps, and evenly spaced ones between the first and the last."""
         first, span = self.labels[0], self.labels[-1] - self.labels[0]
         between = first + span * np.arange(1, count) / count
         return Stamps(np.sort(np.concatenate([self.labels, between])), self.unit)
 
     def pandas_index(self) -> Any:
-        """As pandas has it."""
+        """The stamps as a pandas index."""
         return pandas().Index(self.labels) if self.index is None else self.index
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One series or many, on the way into the filter.
+    """One or more series, as input of the filter.
 
     Attributes:
-        v: values, 0 where there is none, ``[B, T]`` float64.
-        seen: where there is one, ``[B, T]``.
+        v: values, 0 where missing, ``[B, T]`` float64.
+        seen: where there is a value, ``[B, T]``.
         dt: time before each value, 0 before the first and in padding, ``[B, T]``.
-        stamps: of every series.
-        names: of the series; None for one that has none.
-        shape: ``"one"``, ``"columns"`` (all on the same stamps) or ``"rows"`` (each on its own).
+        stamps: time stamps of every series.
+        names: names of the series; None for a series without one.
+        shape: ``"one"``, ``"columns"`` (all with the same stamps) or ``"rows"`` (different ones).
     """
 
     v: Tensor
@@ -94,7 +94,7 @@ class Panel:
 
     @property
     def nobs(self) -> int:
-        """Number of values that are there."""
+        """Number of values that are not missing."""
         return int(self.seen.sum())
 
     def row(self, i: int) -> "Panel":
@@ -109,14 +109,15 @@ class Panel:
         )
 
     def at(self, extra: Stamps) -> "tuple[Panel, Tensor]":
-        """The same values on stamps that include others, and where the others are, ``[n]``.
+        """The same values with additional stamps, and the positions of these, ``[n]``.
 
-        A stamp that is asked for comes after the values of that instant, so that a gap of 0 leads
-        from them to it.
+        An additional stamp comes after the values of that instant, with a gap of 0 between them.
         """
         (own,) = self.stamps
         if (own.unit is None) != (extra.unit is None):
-            raise ValueError("the series and the time stamps asked for must both be dates, or not.")
+            raise ValueError(
+                "the stamps of the series and those passed must both be dates, or both numbers."
+            )
         both = np.concatenate([own.elapsed(), extra.elapsed(own.labels[0])])
         order = np.argsort(both, kind="stable")
         place = np.empty_like(order)
@@ -136,14 +137,14 @@ class Panel:
 
 
 def read_panel(y: Any, times: Any = None, time_unit: Any = "D") -> Panel:
-    """Values and time stamps of one series or many, checked.
+    """Read and check the values and time stamps of one or more series.
 
     Args:
-        y: ``[T]``, or ``[T, D]`` for D series on the same stamps, as array, tensor or pandas; or a
-            list of series of their own lengths.
+        y: ``[T]``, or ``[T, D]`` for D series with the same stamps, as array, tensor or pandas; or
+            a list of series of different lengths.
         times: stamps ``[T]``, or a list of them; by default the index of pandas, or 0, 1, 2 ...
-        time_unit: what one unit of time is where stamps are dates: a letter of numpy such as "s",
-            "h" or "D", or a timedelta.
+        time_unit: the unit of time if stamps are dates: a numpy code such as "s", "h" or "D", or a
+            timedelta.
     """
     if isinstance(y, list | tuple) and len(y) and np.ndim(y[0]) > 0:
         return _rows(y, times, time_unit)
@@ -160,10 +161,10 @@ def read_panel(y: Any, times: Any = None, time_unit: Any = "D") -> Panel:
 
 
 def read_stamps(times: Any, time_unit: Any = "D") -> Stamps:
-    """Time stamps, checked: finite and sorted."""
+    """Read time stamps and check that they are finite and sorted."""
     index = times if _is_pandas(times) and not hasattr(times, "iloc") else None
     if hasattr(index, "to_timestamp"):
-        index = times = times.to_timestamp()  # a PeriodIndex: a month begins where it begins
+        index = times = times.to_timestamp()  # a PeriodIndex: a period stands for its beginning
     labels = _labels(times)
     if labels.ndim != 1:
         raise ValueError(f"time stamps have shape {labels.shape}: pass one for each value, [T].")
@@ -173,13 +174,13 @@ def read_stamps(times: Any, time_unit: Any = "D") -> Stamps:
         bad, unit = ~np.isfinite(labels), None
     if bad.any():
         raise ValueError(
-            f"time stamp {int(bad.argmax())} is {labels[bad][0]}: drop it, or mend it."
+            f"time stamp {int(bad.argmax())} is {labels[bad][0]}: remove or correct it."
         )
     back = labels[1:] < labels[:-1]
     if back.any():
         i = int(back.argmax()) + 1
         raise ValueError(
-            f"time stamp {i}, {labels[i]}, is before the one in front of it, {labels[i - 1]}: sort "
+            f"time stamp {i}, {labels[i]}, is earlier than the previous one, {labels[i - 1]}: sort "
             "values and stamps together (pandas: y.sort_index()). Equal stamps are allowed."
         )
     return Stamps(labels, unit, index)
@@ -191,7 +192,9 @@ def _rows(y: Sequence[Any], times: Any, time_unit: Any) -> Panel:
         raise ValueError(f"there are {len(y)} series and time stamps for {len(given)}.")
     panels = [read_panel(_flat(x), t, time_unit) for x, t in zip(y, given, strict=True)]
     if any(panel.shape != "one" for panel in panels):
-        raise ValueError("a list holds one series in each place, [T]; for columns pass an array.")
+        raise ValueError(
+            "every element of a list must be a series, [T]; for columns pass an array."
+        )
     names = [panel.names[0] if panel.names[0] is not None else i for i, panel in enumerate(panels)]
     pairs = [(np.where(p.seen[0], p.v[0], np.nan), stamps) for p in panels for stamps in p.stamps]
     return _panel(pairs, names, "rows")
@@ -199,7 +202,7 @@ def _rows(y: Sequence[Any], times: Any, time_unit: Any) -> Panel:
 
 def _flat(x: Any) -> Any:
     if np.ndim(x) != 1:
-        raise ValueError(f"a list of series holds one of shape {np.shape(x)}: each must be [T].")
+        raise ValueError(f"a series in the list has shape {np.shape(x)}: each must be [T].")
     return x
 
 
@@ -239,14 +242,14 @@ def _values(y: Any) -> NDArray[np.float64]:
     if np.isinf(values).any():
         i = np.argwhere(np.isinf(values))[0]
         raise ValueError(
-            f"value {tuple(map(int, i)) if len(i) > 1 else int(i[0])} is infinite. Where nothing "
-            "was seen write NaN."
+            f"value {tuple(map(int, i)) if len(i) > 1 else int(i[0])} is infinite. Use NaN for "
+            "missing values."
         )
     largest = np.abs(values[~np.isnan(values)]).max(initial=0.0)
     if largest > _LARGEST or 0.0 < largest < 1.0 / _LARGEST:
         raise ValueError(
-            f"values are of size {largest:g}: squares of their variances do not fit into float64. "
-            "Measure them in another unit."
+            f"values are as large as {largest:g}: squares of their variances do not fit into "
+            "float64. Measure them in another unit."
         )
     return values
 
@@ -269,14 +272,14 @@ def _labels(times: Any) -> Array:
 
 
 def _dates(index: Any) -> Array:
-    """A pandas index or column as numpy; dates with a time zone as those of UTC."""
+    """A pandas index or column as numpy; dates with a time zone are converted to UTC."""
     if getattr(getattr(index, "dtype", None), "tz", None) is not None:
         index = (index.dt if hasattr(index, "dt") else index).tz_convert(None)
     return np.asarray(index)
 
 
 def _time_unit(unit: Any) -> np.timedelta64:
-    """One unit of time: a letter of numpy, or a length of time; months have no fixed length."""
+    """One unit of time: a numpy code, or a timedelta; months have no fixed length."""
     try:
         if isinstance(unit, str):
             unit = np.timedelta64(1, unit)  # type: ignore[call-overload]
@@ -292,7 +295,7 @@ def _time_unit(unit: Any) -> np.timedelta64:
 
 
 def _resolution(x: Array) -> np.timedelta64:
-    """What one count of an array of timedelta64 is."""
+    """The unit of an array of timedelta64."""
     return np.ones(1, x.dtype)[0]  # type: ignore[no-any-return]
 
 
@@ -301,7 +304,7 @@ def _is_pandas(x: Any) -> bool:
 
 
 def pandas() -> Any:
-    """The library, for those who have it: it is not needed for arrays and tensors."""
+    """The library, if it is installed; it is not needed for arrays and tensors."""
     try:
         import pandas as found
     except ModuleNotFoundError as error:

@@ -1,28 +1,28 @@
-r"""The Kalman filter for a few latents that one observation couples: matrices, in parallel in time.
+r"""The Kalman filter for a few latents coupled by one observation: matrices, parallel in time.
 
-A sum of components is seen through one number, so their errors are correlated and a filter per
-latent, as ``kla_scan`` is one, would not be exact. This is ``filtering.segment`` with matrices for
-numbers: what a segment of tokens does to any belief N(m, P) that enters it is known by the belief
-(mu, s) that a start in the certain state 0 ends in, the gain A that is left of another start, and
-what its tokens say about that start, precision J and information eta,
+Only the sum of the components is observed, so their errors are correlated, and independent filters
+per latent, as in ``kla_scan``, would not be exact. This is ``filtering.segment`` with matrices
+instead of numbers. The effect of a segment of tokens on any state N(m, P) before it is determined
+by the state (mu, s) after a start at exactly 0, the gain A that applies to other starts, and the
+evidence of its tokens about the start, precision J and information eta,
 
 .. math:: s' = s + A (1 + P J)^{-1} P A^T, \qquad
           \mu' = \mu + A (1 + P J)^{-1} (m + P \eta).
 
-Segments compose associatively, so a prefix scan filters. Their J and eta from the other end are
-what the future says, so a scan from there smooths.
+Composition of segments is associative, so a prefix scan filters. J and eta of a scan from the other
+end are the evidence of the future, so that scan smooths.
 
-**Diffuse starts, exactly.** Latents that may start anywhere start from an unknown constant delta.
+**Exact diffuse starts.** Latents with a diffuse start begin at an unknown constant delta.
 Everything is affine in delta, so the filter carries the series, filtered from delta = 0, and one
 column for each entry of delta, the response to a unit start. With innovations e + E delta of
-variances S, the weights of all tokens up to t give delta the precision and the estimate
+variances S, the tokens up to t give delta the precision and the estimate
 
 .. math:: W = \sum_t E_t^T E_t / S_t, \qquad \hat\delta = -W^{-1} \sum_t E_t^T e_t / S_t,
 
 and integrating it out under a flat prior leaves the diffuse likelihood
-sum log N(e; 0, S) + (eta^T W^{-1} eta - log det W) / 2 with eta the sum above. As statsmodels does
-with ``use_exact_diffuse=True``, every observation counts log(2 pi) / 2, those that are spent on
-delta included.
+sum log N(e; 0, S) + (eta^T W^{-1} eta - log det W) / 2 with eta the sum above. As in statsmodels
+with ``use_exact_diffuse=True``, every observation counts log(2 pi) / 2, including those that
+determine delta.
 """
 
 import math
@@ -34,7 +34,7 @@ from torch import Tensor
 from kalman_attention.ops.torch.prefix_scan import prefix_scan
 
 _DETERMINED = 1e-10
-"""Smallest eigenvalue of W, scaled to a unit diagonal, from which on delta counts as known."""
+"""Smallest eigenvalue of W, scaled to a unit diagonal, above which delta counts as known."""
 
 
 class System(NamedTuple):
@@ -42,11 +42,11 @@ class System(NamedTuple):
 
     Attributes:
         F: transition before each token, ``[S, B, T, d, d]``.
-        Q: its noise covariance, in the same shape.
+        Q: its noise covariance, of the same shape.
         P_0: covariance before the first token, 0 for diffuse latents, ``[S, d, d]``.
         r: variance of the noise of an observation, ``[S]``.
-        h: which latents an observation adds up, ``[d]``.
-        diffuse: numbers of the latents that start anywhere.
+        h: which latents an observation sums, ``[d]``.
+        diffuse: indices of the latents with a diffuse start.
     """
 
     F: Tensor
@@ -63,14 +63,14 @@ class System(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """From the belief before a segment of tokens to the belief after it.
+    """The map from the state before a segment of tokens to the state after it.
 
     Attributes:
-        s: covariance after a certain start, ``[..., d, d]``.
-        mu: mean after a start at 0, of every column, ``[..., d, c]``.
-        gain: what is left of another start, ``[..., d, d]``.
-        J: precision that the tokens give the start, ``[..., d, d]``.
-        eta: information that they give it, ``[..., d, c]``.
+        s: covariance after a start without uncertainty, ``[..., d, d]``.
+        mu: mean after a start at 0, for every column, ``[..., d, c]``.
+        gain: gain that applies to other starts, ``[..., d, d]``.
+        J: precision of the tokens about the start, ``[..., d, d]``.
+        eta: information of the tokens about the start, ``[..., d, c]``.
     """
 
     s: Tensor
@@ -100,14 +100,14 @@ class Beliefs(NamedTuple):
 
 
 class Innovations(NamedTuple):
-    """What the values say beyond the prediction: e ``[S, B, T, c]`` and its variance S."""
+    """Prediction errors e, ``[S, B, T, c]``, and their variance S."""
 
     e: Tensor
     S: Tensor
 
 
 def filter_series(system: System, v: Tensor, seen: Tensor) -> Beliefs:
-    """Beliefs after each token; columns are those of ``v``, then the responses to diffuse starts.
+    """States after each token; columns are those of ``v``, then the responses to diffuse starts.
 
     Args:
         system: the model.
@@ -119,7 +119,7 @@ def filter_series(system: System, v: Tensor, seen: Tensor) -> Beliefs:
 
 
 def smooth_series(system: System, v: Tensor, seen: Tensor) -> Beliefs:
-    """Beliefs at each token given all of them, in the columns of ``filter_series``."""
+    """States at each token given all tokens, with the columns of ``filter_series``."""
     tokens = _tokens(system, v, seen)
     forward = prefix_scan(Segment.compose, tokens, dim=2)
     flipped = Segment(*(x.flip(2) for x in tokens))
@@ -132,7 +132,7 @@ def smooth_series(system: System, v: Tensor, seen: Tensor) -> Beliefs:
 
 
 def predictions(system: System, filtered: Beliefs) -> Beliefs:
-    """Beliefs before each token, from those after the token before it."""
+    """States before each token, from those after the previous token."""
     c = filtered.mean.shape[-1]
     mean = system.F @ _shift(filtered.mean, 1)
     covariance = system.F @ _shift(filtered.covariance, 1) @ system.F.mT + system.Q
@@ -146,7 +146,7 @@ def predictions(system: System, filtered: Beliefs) -> Beliefs:
 
 
 def innovations(system: System, v: Tensor, predicted: Beliefs) -> Innovations:
-    """Values minus what was expected of them, and the variance of that."""
+    """Values minus their predictions, and the variance of the difference."""
     expected = torch.einsum("d,...dc->...c", system.h, predicted.mean)
     S = system.h @ (predicted.covariance @ system.h).unsqueeze(-1) + system.r.view(-1, 1, 1, 1)
     return Innovations(_columns(system, v) - expected, S.squeeze(-1))
@@ -165,12 +165,12 @@ def log_likelihood(system: System, v: Tensor, seen: Tensor) -> Tensor:
 
 
 class DiffuseStart(NamedTuple):
-    """What the values up to each token say about the constant delta of n diffuse latents.
+    """What the values up to each token determine about the constant delta of n diffuse latents.
 
     Attributes:
         mean: its estimate for every column, ``[S, B, T, n, c]``.
-        covariance: of the estimate, ``[S, B, T, n, n]``.
-        eta: W times the estimate with the sign turned, in the shape of the mean.
+        covariance: covariance of the estimate, ``[S, B, T, n, n]``.
+        eta: minus W times the estimate, of the shape of the mean.
         log_det: logarithm of the determinant of W, ``[S, B, T]``.
         known: whether the values determine it, ``[S, B, T]``.
     """
@@ -182,20 +182,20 @@ class DiffuseStart(NamedTuple):
     known: Tensor
 
     def from_all(self) -> "DiffuseStart":
-        """What all values together say."""
+        """The estimate from all values."""
         return DiffuseStart(*(x[:, :, -1:] for x in self))
 
     def from_earlier(self) -> "DiffuseStart":
-        """What the values before each token say: nothing before the first."""
+        """The estimate from the values before each token; there are none before the first."""
         return DiffuseStart(*(_shift(x, 1) for x in self))
 
 
 def diffuse_start(
     system: System, at: Innovations, seen: Tensor, *, prefixes: bool = True
 ) -> DiffuseStart:
-    """Delta from the innovations of the filter, up to each token or, for less work, from all.
+    """Delta from the innovations of the filter, up to each token or, at less cost, from all.
 
-    W is scaled to a unit diagonal, so that it does not matter in which unit a slope is measured.
+    W is scaled to a unit diagonal, so that the unit of a slope does not matter.
     """
     n = len(system.diffuse)
     values = at.e.shape[-1] - n
@@ -217,8 +217,8 @@ def read(beliefs: Beliefs, start: DiffuseStart | None, q: Tensor) -> tuple[Tenso
     """Mean and variance of q z, with the diffuse start as far as it is known.
 
     Args:
-        beliefs: about the latents, in the columns of ``filter_series``.
-        start: what is known of the diffuse start; None without diffuse latents.
+        beliefs: states of the latents, with the columns of ``filter_series``.
+        start: the estimate of the diffuse start; None without diffuse latents.
         q: weights of the latents, ``[d]``.
 
     Returns:
@@ -238,7 +238,7 @@ def read(beliefs: Beliefs, start: DiffuseStart | None, q: Tensor) -> tuple[Tenso
 
 
 def _tokens(system: System, v: Tensor, seen: Tensor) -> Segment:
-    """Each token as a segment of its own; the first has taken in the belief before it."""
+    """Each token as a segment; the first one includes the initial state."""
     first = torch.zeros_like(system.Q[:, :, :1]) + system.P_0[:, None, None]
     Q = torch.cat([first, system.Q[:, :, 1:]], 2)
     F = torch.cat([torch.zeros_like(first), system.F[:, :, 1:]], 2)
@@ -250,7 +250,7 @@ def _tokens(system: System, v: Tensor, seen: Tensor) -> Segment:
     mu = K @ y
     starts = system.starts()
     if starts.shape[-1]:
-        # The response to a unit start: what is left of it after the first value has been seen.
+        # The response to a unit start: what remains of it after the first value.
         left = starts - K[:, :, :1] * (system.h @ starts)
         c = v.shape[-1]
         mu = torch.cat([mu[..., :c], torch.cat([left, mu[:, :, 1:, :, c:]], 2)], -1)
@@ -278,6 +278,6 @@ def _inverse(product: Tensor) -> Tensor:
 
 
 def _shift(x: Tensor, by: int) -> Tensor:
-    """Move along time, with zeros where nothing comes from."""
+    """Shift along time, filling with zeros."""
     none = torch.zeros_like(x[:, :, :1])
     return torch.cat([none, x[:, :, :-1]] if by > 0 else [x[:, :, 1:], none], 2)

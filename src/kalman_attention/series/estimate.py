@@ -1,4 +1,4 @@
-"""What is known about a series at some times: means, variances, and bands from them."""
+"""Estimates of a series at given times: means, variances, and bands."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -16,13 +16,13 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Estimate:
-    """Gaussian beliefs at time stamps.
+    """Gaussian estimates at time stamps.
 
     Attributes:
-        stamps: where.
-        mean: ``[T]``, or ``[T, D]`` for D series on the same stamps.
-        variance: in the shape of the mean; infinite where nothing is known yet.
-        names: of D series.
+        stamps: the time stamps.
+        mean: ``[T]``, or ``[T, D]`` for D series with the same stamps.
+        variance: of the shape of the mean; infinite where nothing is known yet.
+        names: names of D series.
     """
 
     stamps: Stamps
@@ -34,7 +34,7 @@ class Estimate:
         return len(self.mean)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """The mean, for functions that take an array."""
+        """The mean, for functions that accept an array."""
         return np.array(self.mean, dtype=dtype, copy=True if copy is None else copy)
 
     @property
@@ -50,12 +50,12 @@ class Estimate:
 
     @property
     def predicted_mean(self) -> Any:
-        """The mean as a pandas object if the stamps come from pandas; else as it is."""
+        """The mean, as a pandas object if the stamps come from pandas."""
         return labelled(self.mean, self.stamps, self.names)
 
     @property
     def se_mean(self) -> Array:
-        """The name of ``std`` in statsmodels."""
+        """Standard deviation, under the name that statsmodels uses."""
         return self.std
 
     @staticmethod
@@ -66,7 +66,10 @@ class Estimate:
     def bounds(self, alpha: float = 0.05) -> tuple[Array, Array]:
         """Lower and upper end of bands of level 1 - alpha."""
         if not 0.0 < alpha < 1.0:
-            raise ValueError(f"alpha is {alpha}: it is one minus the level, 0.05 for 95 % bands.")
+            raise ValueError(
+                f"alpha must be between 0 and 1, got {alpha}: it is one minus the level, 0.05 for "
+                "95 % bands."
+            )
         half = self.quantile(1.0 - 0.5 * alpha) * self.std
         return self.mean - half, self.mean + half
 
@@ -75,13 +78,13 @@ class Estimate:
         return np.stack(self.bounds(alpha), -1)
 
     def summary_frame(self, alpha: float = 0.05) -> Any:
-        """A pandas table with the columns of statsmodels: mean, its error and the bands.
+        """A pandas table with the columns of statsmodels: mean, standard error and bands.
 
         Args:
             alpha: one minus the level of the bands.
         """
         if self.mean.ndim > 1:
-            raise ValueError("a table is of one series: call results[i] for one of them.")
+            raise ValueError("a table shows one series: call results[i] for one of them.")
         lower, upper = self.bounds(alpha)
         columns = {
             "mean": self.mean,
@@ -93,7 +96,7 @@ class Estimate:
 
 
 def labelled(values: Array, stamps: Stamps, names: Sequence[Hashable] | None) -> Any:
-    """Numbers ``[T]`` or ``[T, D]`` as pandas if the stamps come from there; else as they are."""
+    """Numbers ``[T]`` or ``[T, D]``, as pandas objects if the stamps come from pandas."""
     if stamps.index is None:
         return values
     if names is None:

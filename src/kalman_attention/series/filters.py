@@ -1,9 +1,9 @@
-"""One model, two exact filters: ``kla_scan`` for one latent, matrices for a sum of them.
+"""One model, two exact filters: ``kla_scan`` for a single latent, matrices for a sum of them.
 
-With one latent per series the textbook model is the filter of the library with one slot: keys are
+With one latent per series, the textbook model is the filter of the library with one slot: keys are
 1, the precision of a value is 1 / r, a channel is a set of parameters, and ``dt`` is the gap. A
-diffuse level needs no limit there: after its first value it is N(value, r), exactly. A sum of
-components is seen through one number, which couples them; ``dense`` is the filter for that.
+diffuse level needs no limit there: after its first value it is exactly N(value, r). Of a sum of
+components only the sum is observed, which couples them; ``dense`` is the filter for that.
 """
 
 import math
@@ -37,7 +37,7 @@ class Reading(NamedTuple):
 
 
 class Values(NamedTuple):
-    """What a filter sees: values ``[B, T, c]``, where there are any, and the time before each."""
+    """Input of a filter: values ``[B, T, c]``, which are observed, and the time before each."""
 
     v: Tensor
     seen: Tensor
@@ -62,11 +62,11 @@ class Filter(Protocol):
 
 @dataclass(frozen=True)
 class Structure:
-    """Which components a series is the sum of, and whether it has a constant.
+    """The components of a series, and whether it has a constant.
 
     Attributes:
-        components: at least one.
-        intercept: whether a constant is fitted; a diffuse component has one already.
+        components: at least one component.
+        intercept: whether a constant is fitted; a diffuse component already includes one.
     """
 
     components: tuple[Component, ...]
@@ -74,12 +74,12 @@ class Structure:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """All that is fitted, under full names: noise, components in order, intercept."""
+        """All fitted parameters, with full names: noise, components in order, intercept."""
         return (IRREGULAR, *full_names(self.components), *([INTERCEPT] if self.intercept else []))
 
     @property
     def diffuse(self) -> int:
-        """Number of latents that start anywhere."""
+        """Number of latents with a diffuse start."""
         return sum(component.size for component in self.components if component.diffuse)
 
     def bind(self, theta: Tensor, values: Values, unit: float, only: int | None = None) -> Filter:
@@ -87,9 +87,9 @@ class Structure:
 
         Args:
             theta: sets of parameters, ``[S, K]``, in the order of ``parameters``.
-            values: what is seen; more than one column needs S = 1.
-            unit: length of time that ``dt`` is counted in where ``kla_scan`` filters; any is exact.
-            only: number of the component to read; None reads their sum.
+            values: the values; more than one column needs S = 1.
+            unit: unit of ``dt`` for ``kla_scan``; every choice is exact.
+            only: index of the component to read; None reads the sum.
         """
         r, parts, constant = self._split(theta)
         v = values.v if constant is None else values.v - constant.view(-1, 1, 1, 1)
@@ -110,13 +110,13 @@ class Structure:
     def draw(
         self, theta: Tensor, dt: Tensor, num_samples: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Draw signals without constant, and noise for them, ``[num_samples, T]`` each.
+        """Draw signals without the constant, and their noise, ``[num_samples, T]`` each.
 
         Args:
             theta: parameters, ``[K]``.
             dt: time before each value, ``[T]``.
-            num_samples: how many.
-            generator: of random numbers.
+            num_samples: number of signals.
+            generator: source of randomness.
         """
         r, parts, _ = self._split(theta[None])
         system = _system(self.components, parts, r, dt[None])
@@ -140,7 +140,7 @@ class Structure:
 
 
 class _SlotFilter:
-    """One latent: the op of the library, with a channel for each set of parameters or draw."""
+    """A single latent: the op of the library, with a channel per set of parameters or draw."""
 
     def __init__(
         self, component: Component, theta: Sequence[Tensor], r: Tensor, values: Values, unit: float
@@ -173,7 +173,7 @@ class _SlotFilter:
         return KLAState(found.y, found.y_var)
 
     def _priors(self) -> KLAState:
-        """Beliefs before each token, ``[B, T, 1, S c]``: those after the one before, moved on."""
+        """States before each token, ``[B, T, 1, S c]``, predicted from those after the previous."""
         before = KLAState(
             *(
                 torch.cat([x, y[:, :-1]], 1)
@@ -205,7 +205,7 @@ class _SlotFilter:
 
 
 class _MatrixFilter:
-    """Several latents: ``dense``, with a column for each draw."""
+    """Several latents: ``dense``, with a column per draw."""
 
     def __init__(self, system: dense.System, values: Values, q: Tensor) -> None:
         self.system, self.values, self.q = system, values, q
@@ -240,14 +240,14 @@ class _MatrixFilter:
 
 
 def _reading(mean: Tensor, variance: Tensor) -> Reading:
-    """Channels are draws, whose variance is the same."""
+    """Channels are draws, which all have the same variance."""
     return Reading(mean, variance[..., 0])
 
 
 def _system(
     components: Sequence[Component], parts: Sequence[Sequence[Tensor]], r: Tensor, dt: Tensor
 ) -> dense.System:
-    """The components as one model: block-diagonal dynamics, seen through their first latents."""
+    """The components as one model: block-diagonal dynamics, with their first latents observed."""
     over = [c.transition(theta, dt) for c, theta in zip(components, parts, strict=True)]
     start = [c.stationary(theta) for c, theta in zip(components, parts, strict=True)]
     each = [[float(i == 0) for i in range(c.size)] for c in components]
@@ -263,7 +263,7 @@ def _system(
 
 
 def _root(covariance: Tensor) -> Tensor:
-    """A square root, of singular covariances too."""
+    """A matrix square root, also of singular covariances."""
     values, vectors = torch.linalg.eigh(covariance)
     root: Tensor = vectors * values.clamp(min=0.0).sqrt().unsqueeze(-2)
     return root

@@ -1,11 +1,11 @@
-"""Maximum likelihood: many starts are looked at, the best are followed, and curvature is measured.
+"""Maximum likelihood from many starting points, with standard errors from the curvature.
 
-Parameters are fitted as numbers without limits (``Parameter.link``). Starts fill their range evenly
-(a Sobol sequence) and are filtered in one batch. BFGS climbs from the best of them, all at once:
-a filter of a few sets of parameters takes hardly longer than that of one, and with fewer than ten
-parameters there is no reason to forget curvature, as L-BFGS does. The standard errors come from the
-observed information, the second derivative of the negative log-likelihood at its minimum, as
-differences of exact gradients.
+Parameters are fitted as unconstrained numbers (``Parameter.link``). Starting points fill their
+range evenly (a Sobol sequence) and are filtered in one batch. BFGS then runs from the best of them
+in parallel: filtering a few sets of parameters takes hardly longer than filtering one, and with
+fewer than ten parameters there is no reason to discard curvature, as L-BFGS does. Standard errors
+come from the observed information, the second derivative of the negative log-likelihood at its
+minimum, computed from differences of exact gradients.
 """
 
 import math
@@ -25,27 +25,28 @@ Array = NDArray[np.float64]
 
 _SCREENED = 64
 _BATCH = 400_000
-"""Numbers of a covariance over all tokens and sets of parameters that are filtered at once."""
+"""Largest number of covariance entries per batch, over all tokens and sets of parameters."""
 _LONGEST = 2.0
-"""The most that a parameter moves in one step, on the scale of logarithms."""
+"""Largest change of a parameter in one step, on a logarithmic scale."""
 _LEVEL = 1e-6
-"""Gradient of the mean log-likelihood from which on Newton's method takes the last digits."""
+"""Gradient of the mean log-likelihood below which a Newton step refines the last digits."""
 _GAIN = 1e-10
-"""Gain in mean log-likelihood that is not worth another filter."""
+"""Gain in mean log-likelihood that is not worth another pass of the filter."""
 _STEP = 1e-4
-"""Step of the differences of gradients, where rounding and curvature of a float64 cost the same."""
+"""Step of the differences of gradients, which balances rounding and truncation in float64."""
 _FLAT = 1e-3
-"""Curvature below which a parameter is not determined: its logarithm is unsure by more than 30."""
+"""Curvature below which a parameter is undetermined: its logarithm is uncertain by more than 30."""
 
 
 class Fit(NamedTuple):
-    """Where the likelihood is largest.
+    """The maximum of the likelihood.
 
     Attributes:
         theta: parameters, ``[K]``.
-        covariance: of their estimates, ``[K, K]``; NaN where the data does not determine one.
-        found: log-likelihood that each start led to.
-        gradient: largest entry of the gradient of the mean log-likelihood that is left.
+        covariance: covariance of the estimates, ``[K, K]``; NaN where the data does not determine
+            one.
+        found: log-likelihood reached from each starting point.
+        gradient: largest entry of the remaining gradient of the mean log-likelihood.
     """
 
     theta: Tensor
@@ -55,12 +56,12 @@ class Fit(NamedTuple):
 
 
 class Objective:
-    """Mean negative log-likelihood of a panel, as a function of numbers without limits.
+    """Mean negative log-likelihood of a panel, as a function of unconstrained numbers.
 
     Args:
         structure: the model.
-        values: what was seen.
-        scales: sizes in the data, which give the links their units.
+        values: the observed values.
+        scales: scales of the data, the units of the links.
     """
 
     def __init__(self, structure: Structure, values: Values, scales: Scales) -> None:
@@ -68,18 +69,18 @@ class Objective:
         self.count = int(values.seen.sum())
 
     def theta(self, x: Tensor) -> Tensor:
-        """Parameters ``[..., K]`` from numbers without limits."""
+        """Parameters ``[..., K]`` from unconstrained numbers."""
         parameters = self.structure.parameters
         columns = zip(parameters, x.unbind(-1), strict=True)
         return torch.stack([p.link(column, self.scales) for p, column in columns], -1)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """For sets ``[S, K]``, ``[S]``."""
+        """Values ``[S]`` for sets ``[S, K]``."""
         bound = self.structure.bind(self.theta(x), self.values, self.scales.gap)
         return -bound.log_likelihood().sum(-1) / self.count
 
     def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Values ``[S]`` and gradients ``[S, K]`` at sets ``[S, K]``; not a number is too high."""
+        """Values ``[S]`` and gradients ``[S, K]`` at sets ``[S, K]``; NaN counts as infinite."""
         at = x.detach().clone().requires_grad_()
         heights = self(at)
         (found,) = torch.autograd.grad(heights.sum(), at)
@@ -101,12 +102,12 @@ class Objective:
 
 
 def fit(objective: Objective, starts: int, max_iter: int) -> Fit:
-    """Climb the likelihood from several starts and keep the highest point.
+    """Maximise the likelihood from several starting points and keep the best result.
 
     Args:
-        objective: what to minimise.
-        starts: number of points to go on from.
-        max_iter: the most filters of all of them.
+        objective: the function to minimise.
+        starts: number of starting points for BFGS.
+        max_iter: maximum number of passes of the filter.
     """
     ends, heights = descend(objective, objective.starts(starts), max_iter)
     x = ends[heights.argmin()]
@@ -122,12 +123,13 @@ def fit(objective: Objective, starts: int, max_iter: int) -> Fit:
 
 
 def descend(objective: Objective, x: Tensor, max_iter: int) -> tuple[Tensor, Tensor]:
-    """BFGS from every row of ``x`` side by side, each with a step length of its own.
+    """BFGS from every row of ``x`` in parallel, each with its own step length.
 
-    A row that gets lower moves on and updates its curvature; one that does not tries half the step.
+    A row whose value decreases accepts the step and updates its curvature; otherwise the step is
+    halved.
 
     Returns:
-        Where each row ended, ``[S, K]``, and how high, ``[S]``.
+        The final point of each row, ``[S, K]``, and its value, ``[S]``.
     """
     heights, slope = objective.gradient(x)
     eye = torch.eye(x.shape[1], dtype=x.dtype)
@@ -151,7 +153,7 @@ def descend(objective: Objective, x: Tensor, max_iter: int) -> tuple[Tensor, Ten
 
 
 def _bfgs(inverse: Tensor, step: Tensor, change: Tensor, eye: Tensor) -> Tensor:
-    """The inverse curvature that explains the change of the gradient, if it curves upwards."""
+    """The BFGS update of the inverse Hessian, skipped where the curvature is not positive."""
     product = (step * change).sum(-1)
     curved = product > 1e-10 * step.norm(dim=-1) * change.norm(dim=-1)
     rho = torch.where(curved, 1.0 / product, 0.0)[:, None, None]
@@ -160,7 +162,7 @@ def _bfgs(inverse: Tensor, step: Tensor, change: Tensor, eye: Tensor) -> Tensor:
 
 
 def _newton(objective: Objective, x: Tensor, hessian: Tensor) -> Tensor:
-    """One step of Newton's method, which takes the last digits, unless it leads upwards."""
+    """One Newton step, which refines the last digits, unless it increases the objective."""
     sure = _determined(hessian)
     (height,), (slope,) = objective.gradient(x[None])
     step = torch.zeros_like(x)
@@ -179,7 +181,7 @@ def information(objective: Objective, x: Tensor) -> Tensor:
 
 
 def _determined(hessian: Tensor) -> Tensor:
-    """Which parameters the data determines; none where this is no minimum."""
+    """Which parameters the data determines; none if this is not a minimum."""
     sure = torch.diagonal(hessian) > _FLAT
     convex = torch.linalg.eigvalsh(hessian[sure][:, sure]) > 0
     found: Tensor = sure & convex.all()
@@ -189,16 +191,16 @@ def _determined(hessian: Tensor) -> Tensor:
 def covariance(objective: Objective, x: Tensor, hessian: Tensor) -> Tensor:
     """Covariance of the estimates at a maximum, ``[K, K]``, by the inverse of the information.
 
-    Rows of parameters that the data does not determine (a variance that is 0) are NaN; the others
-    are those of the model without them.
+    Rows of parameters that the data does not determine (a variance of 0) are NaN; the others are
+    those of the model without them.
 
     Args:
-        objective: whose links lead from the numbers without limits to the parameters.
-        x: those numbers.
-        hessian: ``information`` there.
+        objective: the objective, with the links from unconstrained numbers to parameters.
+        x: the unconstrained numbers.
+        hessian: ``information`` at x.
     """
     at = x.detach().clone().requires_grad_()
-    (slope,) = torch.autograd.grad(objective.theta(at).sum(), at)  # links act one by one
+    (slope,) = torch.autograd.grad(objective.theta(at).sum(), at)  # links are elementwise
     found = torch.full_like(hessian, math.nan)
     where = torch.where(_determined(hessian))[0]
     found[where[:, None], where] = torch.linalg.inv(hessian[where][:, where])
@@ -207,12 +209,12 @@ def covariance(objective: Objective, x: Tensor, hessian: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Standard:
-    """Centre and scale of the data: what is fitted has mean 0 and variance 1.
+    """Centre and scale of the data: models are fitted to mean 0 and variance 1.
 
     Attributes:
-        centre: of every series, ``[B]``.
-        scale: one for all.
-        scales: sizes of the scaled data.
+        centre: centre of every series, ``[B]``.
+        scale: one scale for all series.
+        scales: scales of the standardised data.
         constant: whether all values of each series are the same.
     """
 
@@ -223,14 +225,14 @@ class Standard:
 
     @classmethod
     def of(cls, structure: Structure, panel: Panel) -> "Standard":
-        """From a panel; only what an intercept or a diffuse start can take up is subtracted."""
+        """Of a panel; subtracts only what an intercept or a diffuse start can absorb."""
         v, seen = panel.v, panel.seen
         centre = (v.sum(1) / seen.sum(1)).detach()
         if not structure.diffuse:
             centre = torch.full_like(centre, v[seen].mean().item() if structure.intercept else 0.0)
         rest = torch.where(seen, v - centre[:, None], 0.0)
         size = (rest.square().sum() / panel.nobs).sqrt().item()
-        # Rounding of the mean must not look like a variance.
+        # Rounding errors of the mean must not count as variance.
         constant = size <= 1e-12 * v.abs().max().item()
         scale = 1.0 if constant else size
         return cls(centre, scale, _usual_sizes(rest / scale, seen, panel.dt), constant)
@@ -241,7 +243,7 @@ class Standard:
         return Values(v.unsqueeze(-1), panel.seen, panel.dt)
 
     def units(self, structure: Structure) -> Array:
-        """What a parameter of the scaled data is multiplied with, ``[K]``."""
+        """Factors from parameters of the standardised data to the units of the user, ``[K]``."""
         return np.array([self.scale**parameter.power for parameter in structure.parameters])
 
     def outwards(self, structure: Structure, theta: Tensor) -> Array:
@@ -252,7 +254,7 @@ class Standard:
         return found
 
     def inwards(self, structure: Structure, params: Array) -> Tensor:
-        """Parameters of the scaled data."""
+        """Parameters of the standardised data."""
         found = params.copy()
         if structure.intercept:
             found[-1] -= self.centre[0].item()
@@ -260,7 +262,7 @@ class Standard:
 
 
 def _usual_sizes(v: Tensor, seen: Tensor, dt: Tensor) -> Scales:
-    """Variance of the values that are there, median gap and longest span."""
+    """Variance of the observed values, median gap and longest span."""
     spread = v[seen].var(correction=0).item() if int(seen.sum()) > 1 else 1.0
     gaps = dt[dt > 0]
     gap = gaps.median().item() if len(gaps) else 1.0

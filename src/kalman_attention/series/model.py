@@ -1,4 +1,4 @@
-"""``StateSpace``: a model of series, which is fitted, applied and drawn from."""
+"""``StateSpace``: a model of series that can be fitted, applied and sampled from."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,15 +19,15 @@ Array = NDArray[np.float64]
 
 
 class StateSpace:
-    """A linear-Gaussian state-space model: a sum of latent processes, seen with noise.
+    """A linear-Gaussian state-space model: a sum of latent processes, observed with noise.
 
     >>> from kalman_attention.series import StateSpace
     >>> results = StateSpace("level").fit([1.0, 2.0, float("nan"), 1.5, 2.5, 2.0])
     >>> bands = results.forecast(3).conf_int()
 
     Args:
-        components: a formula such as ``"level + cycle"``, or components to add up.
-        intercept: whether to fit a constant; by default where no component has a level.
+        components: a formula such as ``"level + cycle"``, or a list of components.
+        intercept: whether to fit a constant; by default only if no component has a level.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class StateSpace:
         floating = not any(component.diffuse for component in found)
         if intercept and not floating:
             raise ValueError(
-                f"an intercept and {' + '.join(labels(found))} are one constant twice: a level or "
-                "a trend starts anywhere. Leave intercept out."
+                f"an intercept and {' + '.join(labels(found))} are the same constant twice: the "
+                "start of a level or a trend is free. Leave intercept out."
             )
         constant = floating if intercept is None else intercept
         self.structure = Structure(components=found, intercept=constant)
@@ -48,7 +48,7 @@ class StateSpace:
 
     @property
     def param_names(self) -> list[str]:
-        """Names of what is fitted."""
+        """Names of the fitted parameters."""
         return [parameter.name for parameter in self.structure.parameters]
 
     def fit(
@@ -63,28 +63,28 @@ class StateSpace:
         """Fit by maximum likelihood; many series share one set of parameters.
 
         Args:
-            y: ``[T]``, or ``[T, D]`` for D series on the same stamps, as array, tensor or pandas;
-                or a list of series of their own lengths. NaN where nothing was seen.
+            y: ``[T]``, or ``[T, D]`` for D series with the same stamps, as array, tensor or pandas;
+                or a list of series of different lengths. NaN for missing values.
             times: stamps ``[T]`` (a list of them for a list of series), numbers or dates, sorted,
-                in any spacing; by default the index of pandas, or 0, 1, 2 ... Equal stamps are
+                with any spacing; by default the index of pandas, or 0, 1, 2 ... Equal stamps are
                 observations of one instant.
-            time_unit: one unit of time where stamps are dates: "s", "h", "D" or a timedelta.
-            starts: from how many points to climb the likelihood.
-            max_iter: the most steps from each.
+            time_unit: the unit of time if stamps are dates: "s", "h", "D" or a timedelta.
+            starts: number of starting points for maximising the likelihood.
+            max_iter: maximum number of steps from each.
         """
         panel = self._read(y, times, time_unit)
         least = len(self.param_names) + self.structure.diffuse * len(panel.stamps)
         if panel.nobs < least:
             raise ValueError(
                 f"{panel.nobs} values cannot determine {self}: it has {len(self.param_names)} "
-                f"parameters and {self.structure.diffuse} unknown starts for each series, so it "
+                f"parameters and {self.structure.diffuse} diffuse starts for each series, so it "
                 f"needs at least {least}."
             )
         standard = Standard.of(self.structure, panel)
         if standard.constant:
             raise ValueError(
                 "the series is constant: every variance would be 0 and the likelihood infinite. "
-                "There is nothing to fit; apply(y, params) takes parameters of your own."
+                "There is nothing to fit; use apply(y, params) with given parameters."
             )
         objective = fitting.Objective(self.structure, standard.values(panel), standard.scales)
         self._check_start(panel, standard, objective.theta(objective.starts(1)))
@@ -94,7 +94,7 @@ class StateSpace:
     def apply(
         self, y: Any, params: Mapping[str, float], times: Any = None, *, time_unit: Any = "D"
     ) -> FittedSeries:
-        """The model with parameters of your own, on a series.
+        """Apply the model with given parameters to a series.
 
         Args:
             y: as for ``fit``; one value is enough.
@@ -111,7 +111,7 @@ class StateSpace:
     def log_likelihood(
         self, y: Any, params: Mapping[str, float], times: Any = None, *, time_unit: Any = "D"
     ) -> float:
-        """Log-likelihood of a series under parameters of your own; see ``apply``."""
+        """Log-likelihood of a series under given parameters; see ``apply``."""
         return self.apply(y, params, times, time_unit=time_unit).llf
 
     def simulate(
@@ -128,8 +128,8 @@ class StateSpace:
         Args:
             params: a value for each of ``param_names``.
             times: stamps, or their number.
-            num_samples: how many series.
-            seed: of the random numbers.
+            num_samples: number of series.
+            seed: random seed.
             time_unit: as for ``fit``.
         """
         stamps = read_stamps(np.arange(times) if isinstance(times, int) else times, time_unit)
@@ -153,7 +153,7 @@ class StateSpace:
             component.check(dt)
 
     def _check_start(self, panel: Panel, standard: Standard, theta: Tensor) -> None:
-        """Raise if the values do not say where diffuse latents started."""
+        """Raise if the values do not determine the start of diffuse latents."""
         if self.structure.diffuse < 2:
             return
         bound = self.structure.bind(theta, standard.values(panel), standard.scales.gap)
@@ -162,8 +162,8 @@ class StateSpace:
         if not known:
             raise ValueError(
                 f"the values do not determine where {self} starts: each of its "
-                f"{self.structure.diffuse} diffuse latents needs a value at a time of its own, and "
-                "two levels (or a level and a trend) cannot be told apart."
+                f"{self.structure.diffuse} diffuse latents needs a value at a different time, and "
+                "two levels (or a level and a trend) cannot be distinguished."
             )
 
     def _ordered(self, params: Mapping[str, float]) -> Array:

@@ -1,7 +1,7 @@
-"""The flow of the Nile at Aswan: the textbook series of the local level model, public domain."""
+"""The annual flow of the Nile at Aswan, the textbook series of the local level model."""
 
 NILE_YEARS = tuple(range(1871, 1971))
-"""One value a year."""
+"""One value per year."""
 
 # fmt: off
 NILE = (

@@ -1,4 +1,4 @@
-"""``FittedSeries``: a model on a series, asked for beliefs, forecasts, draws and a summary.
+"""``FittedSeries``: a fitted model with estimates, forecasts, samples and a summary.
 
 The names are those that users of statsmodels know: ``params``, ``bse``, ``llf``, ``aic``, ``bic``,
 ``fittedvalues``, ``resid``, ``summary()``, ``predict``, ``forecast``, ``conf_int``.
@@ -28,10 +28,10 @@ Array = NDArray[np.float64]
 
 
 class FittedSeries:
-    """A model with its parameters, on the series that it was fitted to.
+    """A model with its parameters, and the series that it was fitted to.
 
     Attributes:
-        model: what was fitted.
+        model: the model.
         panel: the series.
     """
 
@@ -50,11 +50,11 @@ class FittedSeries:
         return len(self.panel.stamps)
 
     def __getitem__(self, which: Hashable) -> "FittedSeries":
-        """One of many series, by number or by name, with the parameters of all."""
+        """One of several series, by number or by name, with the shared parameters."""
         names = list(self.panel.names)
         i = names.index(which) if which in names else which
         if not isinstance(i, int) or not -len(names) <= i < len(names):
-            raise IndexError(f"there is no series {which!r}; there are {names}.")
+            raise IndexError(f"there is no series {which!r}; the series are {names}.")
         i %= len(names)
         standard = replace(self._standard, centre=self._standard.centre[i : i + 1])
         return FittedSeries(self.model, self.panel.row(i), standard, self._theta, self._found)
@@ -98,7 +98,7 @@ class FittedSeries:
 
     @property
     def df_model(self) -> int:
-        """Parameters, and starts of diffuse latents."""
+        """Number of parameters and of diffuse starts."""
         return len(self._theta) + self.model.structure.diffuse * len(self)
 
     @property
@@ -108,17 +108,17 @@ class FittedSeries:
 
     @property
     def bic(self) -> float:
-        """Schwarz's criterion, with the values that are not missing."""
+        """Bayesian information criterion, counting the values that are not missing."""
         return self.df_model * math.log(self.nobs) - 2.0 * self.llf
 
     @property
     def converged(self) -> bool:
-        """Whether the gradient vanished where the likelihood was largest."""
+        """Whether the gradient vanishes at the maximum of the likelihood."""
         return self._found is not None and self._found.gradient < 1e-5
 
     @property
     def climbs(self) -> list[float]:
-        """How far below the highest log-likelihood each start ended; empty if none was fitted."""
+        """How far below the highest log-likelihood each start ended; empty if not fitted."""
         found = [] if self._found is None else self._found.found
         return [height - max(found) for height in found]
 
@@ -128,17 +128,17 @@ class FittedSeries:
 
     @property
     def fittedvalues(self) -> Any:
-        """Expectation of each value given those before it, in the form of the data."""
+        """Expectation of each value given those before it, of the same type as the data."""
         return self._back(self._read(self._bind(self.panel).predicted()).mean)
 
     @property
     def resid(self) -> Any:
-        """Values minus ``fittedvalues``; NaN where there is none, or no expectation yet."""
+        """Values minus ``fittedvalues``; NaN where there is no value, or no expectation yet."""
         v = torch.where(self.panel.seen, self.panel.v, math.nan)
         return self._back(v - self._read(self._bind(self.panel).predicted()).mean)
 
     def filter(self) -> Estimate:
-        """The signal after each value, from the values up to it."""
+        """The signal at each stamp given the values up to it."""
         return self._estimate(self._bind(self.panel).filtered())
 
     def smooth(self, component: str | None = None) -> Estimate:
@@ -155,7 +155,7 @@ class FittedSeries:
 
         Args:
             times: stamps, sorted; by default those of the series.
-            time_unit: of dates.
+            time_unit: as for ``fit``.
         """
         if times is None:
             return self._estimate(self._bind(self.panel).smoothed(), noisy=True)
@@ -165,9 +165,9 @@ class FittedSeries:
         """Observations after the last stamp.
 
         Args:
-            horizon: number of steps of the usual gap (of the frequency of a pandas index), or
+            horizon: number of steps of the typical gap (or of the frequency of a pandas index), or
                 stamps that are not before the last one.
-            time_unit: of dates.
+            time_unit: as for ``fit``.
         """
         stamps = self._single("forecast").stamps[0]
         if isinstance(horizon, int | np.integer):
@@ -177,24 +177,24 @@ class FittedSeries:
         wanted = read_stamps(horizon, time_unit)
         if len(wanted) and wanted.elapsed(stamps.labels[-1])[0] < 0:
             raise ValueError(
-                f"the series ends at {stamps.labels[-1]} and a forecast for {wanted.labels[0]} is "
-                "asked for: predict(times) serves times before the end."
+                f"cannot forecast {wanted.labels[0]}, because the series ends at "
+                f"{stamps.labels[-1]}: use predict(times) for times before the end."
             )
         return self._at(wanted)
 
     def sample(
         self, num_samples: int = 1, times: Any = None, *, seed: int = 0, time_unit: Any = "D"
     ) -> Array:
-        """Paths of observations given all values, ``[num_samples, T]``: imputations that vary.
+        """Sample paths of observations given all values, ``[num_samples, T]``, as for imputation.
 
-        By Durbin and Koopman's correction: a path of the model, plus what smoothing says of the
-        difference between the series and the values of that path.
+        Uses Durbin and Koopman's simulation smoother: a path of the model, plus the smoothed
+        difference between the series and that path.
 
         Args:
-            num_samples: how many paths.
+            num_samples: number of paths.
             times: stamps; by default those of the series.
-            seed: of the random numbers.
-            time_unit: of dates.
+            seed: random seed.
+            time_unit: as for ``fit``.
         """
         panel, at = self._single("sample"), slice(None)
         if times is not None:
@@ -211,7 +211,7 @@ class FittedSeries:
         return found
 
     def conf_int(self, alpha: float = 0.05) -> dict[str, tuple[float, float]]:
-        """Intervals for the parameters, from their standard errors.
+        """Confidence intervals of the parameters, from their standard errors.
 
         Args:
             alpha: one minus the level.
@@ -223,7 +223,7 @@ class FittedSeries:
         }
 
     def summary(self) -> str:
-        """What was fitted, as text."""
+        """A summary of the fit, as text."""
         series = f"{len(self)} series, " if len(self) > 1 else ""
         lines = [
             f"{' + '.join(labels(self.model.structure.components))}: {series}{self.nobs} values",
@@ -246,7 +246,7 @@ class FittedSeries:
         Args:
             horizon: steps of forecast to draw after the end.
             alpha: one minus the level of the bands.
-            axes: of matplotlib, to draw into; by default a figure is made.
+            axes: matplotlib axes to draw into; by default a new figure is created.
 
         Returns:
             The figure.
@@ -259,7 +259,8 @@ class FittedSeries:
             ) from error
         panel = self._single("plot")
         continuous = all(component.continuous for component in self.model.structure.components)
-        # Between distant stamps bands are wider than a line from one to the next.
+        # Extra stamps in between: between distant stamps the bands widen, which a straight line
+        # from one to the next would not show.
         whole = self._at(panel.stamps[0].filled(300)) if continuous else self.predict()
         parts = [whole, *([self.forecast(horizon)] if horizon else [])]
         seen = panel.seen[0].numpy()
@@ -283,7 +284,9 @@ class FittedSeries:
     def _number(self, component: str) -> int:
         names = labels(self.model.structure.components)
         if component not in names:
-            raise ValueError(f"there is no component {component!r}; there are {', '.join(names)}.")
+            raise ValueError(
+                f"there is no component {component!r}; the components are {', '.join(names)}."
+            )
         return names.index(component)
 
     def _at(self, stamps: Stamps) -> Estimate:
@@ -297,7 +300,7 @@ class FittedSeries:
         self, found: Reading, *, only: int | None = None, noisy: bool = False
     ) -> Estimate:
         if self.panel.shape == "rows":
-            raise ValueError("series with stamps of their own: call results[i] for one of them.")
+            raise ValueError("the series have different stamps: call results[i] for one of them.")
         found = self._read(found, only=only, noisy=noisy)
         one = self.panel.shape == "one"
         mean, variance = ((x[0] if one else x.T).numpy() for x in found)
@@ -306,14 +309,14 @@ class FittedSeries:
         )
 
     def _read(self, found: Reading, *, only: int | None = None, noisy: bool = False) -> Reading:
-        """In the units of the user, with what was subtracted from the data."""
+        """Convert to the units of the user, adding what was subtracted from the data."""
         scale, structure = self._standard.scale, self.model.structure
         mean = found.mean.squeeze(-1) if found.mean.dim() > 2 else found.mean
         centre, constant = self._standard.centre[:, None], torch.zeros(())
         if structure.intercept:
             constant = self._theta[-1]
         if only is not None:
-            # The first level or trend is what a series varies about; the others vary about 0.
+            # A series varies around its first level or trend; the others vary around 0.
             diffuse = [component.diffuse for component in structure.components]
             home = only == diffuse.index(True) if any(diffuse) else False
             centre, constant = centre if home else torch.zeros(()), torch.zeros(())
@@ -325,9 +328,9 @@ class FittedSeries:
         return dict(zip(self.model.param_names, map(float, values), strict=True))
 
     def _back(self, rows: Tensor) -> Any:
-        """Numbers ``[B, T]`` in the form of the data: array or pandas."""
+        """Numbers ``[B, T]`` of the same type as the data: array or pandas."""
         if self.panel.shape == "rows":
-            raise ValueError("series with stamps of their own: call results[i] for one of them.")
+            raise ValueError("the series have different stamps: call results[i] for one of them.")
         one = self.panel.shape == "one"
         values = (rows[0] if one else rows.T).detach().numpy()
         return labelled(values, self.panel.stamps[0], None if one else self.panel.names)

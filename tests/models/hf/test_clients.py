@@ -187,5 +187,5 @@ def test_attention_that_does_not_exist_is_refused():
     with pytest.raises(ValueError, match="no attention blocks"):
         small("kla*2")(text(1, 4), output_attentions=True)
     model = small("attention + kla")
-    with pytest.raises(ValueError, match=r"not with 'paged\|eager'"):
+    with pytest.raises(ValueError, match=r"not 'paged\|eager'"):
         model.set_attn_implementation("paged|eager")

@@ -112,7 +112,7 @@ def test_other_mixers_through_json(tmp_path):
     [
         ({"plan": "rnn*2"}, "one mixer per block"),
         ({"plan": "kla*2", "num_hidden_layers": 3}, "Leave one of the two out"),
-        ({"plan": "kla + attention", "loss": "marginal"}, "Let the plan end with KLA"),
+        ({"plan": "kla + attention", "loss": "marginal"}, "End the plan with KLA"),
         ({"plan": "kla + mamba", "loss": "marginal"}, "whose mixer is mamba here"),
         (
             {"plan": "mamba", "mixer_options": {"mamba": {"slots": 3}}},

@@ -1,21 +1,22 @@
-"""What a model remembers between calls, as layers of transformers' own ``Cache``.
+"""The state of a model between calls, as layers of transformers' own ``Cache``.
 
-A ``Cache`` is a list of layers, and everything that ``generate`` does to a cache goes to the
-layers. So there is no cache class here, only layers, which ``adopt`` puts in place of the generic
-ones before their first use: of a ``DynamicCache`` two kinds, and of a ``StaticCache`` the same two
-with tensors of fixed shape and address, for compiled decoding. Why not transformers'
-``LinearAttentionLayer`` itself:
+A ``Cache`` is a list of layers, and everything that ``generate`` does to a cache is passed on to
+its layers. So there is no cache class here, only layers, which ``adopt`` substitutes for the
+generic ones before their first use: two kinds for a ``DynamicCache``, and the same two with tensors
+of fixed shape and address for a ``StaticCache``, for compiled decoding. transformers'
+``LinearAttentionLayer`` is not used because
 
-- It starts and resets states to zeros. A belief of variance 0 is certainty that nothing can move;
-  ours starts from the prior. Here "no state yet" is None, and the model fills in its prior.
-- It joins and cuts the convolution window itself, which padding on the right would corrupt. Here
-  the mixer hands over the window it computed.
-- It writes in place, which breaks a backward pass through a carried state. Here tensors are
+- it initialises and resets states to zeros. A state of variance 0 would mean certainty that no
+  evidence can change; ours is initialised from the prior. Here "no state yet" is None, and the
+  model fills in its prior.
+- it concatenates and cuts the convolution window itself, which padding on the right would corrupt.
+  Here the mixer passes the window it computed.
+- it writes in place, which breaks a backward pass through a carried state. Here tensors are
   replaced, and overwritten only in a static cache.
-- It cannot repeat or select rows, nor say how many tokens it has seen.
+- it cannot repeat or select rows, or report how many tokens it has seen.
 
-Attention keeps keys and values where ``DynamicLayer`` keeps them, and beside them which places
-hold padding, so that a later call need not repeat the mask of an earlier one.
+Attention keeps keys and values where ``DynamicLayer`` keeps them, together with the positions of
+padding, so that a later call need not repeat the mask of an earlier one.
 """
 
 from typing import Any
@@ -36,10 +37,10 @@ from kalman_attention.nn.mixer import map_state, state_tensors
 
 
 class StateCacheLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
-    """The state of one block whose memory has a fixed size: KLA, Mamba and their like.
+    """The state of one block with a memory of fixed size, such as KLA or Mamba.
 
-    ``state`` is whatever the mixer returned, a named tuple of tensors with rows first, in the
-    dtypes it chose; None before the first token.
+    ``state`` is what the mixer returned, a named tuple of tensors whose first axis is the batch, in
+    the dtypes it chose; None before the first token.
     """
 
     is_compileable = False
@@ -55,7 +56,7 @@ class StateCacheLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         self.state = None
 
     def read(self) -> Any:
-        """The state to go on from; None before the first token, which means the prior."""
+        """The state to continue from; None before the first token, which means the prior."""
         return self.state
 
     def write(self, state: Any, tokens: int) -> None:
@@ -87,7 +88,7 @@ class StateCacheLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         """Refused: an update of the state cannot be undone."""
         if tokens_to_remove:
             raise ValueError(
-                "a state cannot be taken back to an earlier token: it keeps no history. "
+                "a state cannot be taken back to an earlier token, because it keeps no history. "
                 "Keep copy.deepcopy(cache) from before, or run the shorter sequence again."
             )
 
@@ -108,7 +109,7 @@ class StateCacheLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         self.crop(-1)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the first ``write`` brings a whole state."""
+        """Does nothing: the first ``write`` sets the whole state."""
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: this layer has no keys and values."""
@@ -123,7 +124,7 @@ class StateCacheLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
 
 
 class StaticStateCacheLayer(StateCacheLayer):
-    """The same in tensors that keep their address: a compiled step finds them where they were."""
+    """The same with tensors that keep their address, as a compiled step requires."""
 
     is_compileable = True
 
@@ -150,7 +151,7 @@ class StaticStateCacheLayer(StateCacheLayer):
         self._mark(False)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some rows; as many as there were stay in place."""
+        """Keep some rows; in place if their number does not change."""
         old = self.state
         super().batch_select_indices(indices)
         if old is not None and self.rows() == len(next(state_tensors(old))[1]):
@@ -158,12 +159,12 @@ class StaticStateCacheLayer(StateCacheLayer):
             self.state = old
 
     def rows(self) -> int:
-        """Sequences in the cache."""
+        """Number of sequences in the cache."""
         return len(next(state_tensors(self.state))[1])
 
 
 class AttentionCacheLayer(DynamicLayer):
-    """Keys and values of one attention block, and which of their places hold a token."""
+    """Keys and values of one attention block, and which positions hold a token."""
 
     keys: Any
     values: Any
@@ -173,7 +174,7 @@ class AttentionCacheLayer(DynamicLayer):
         self.real: Tensor | None = None
 
     def read(self) -> AttentionState | None:
-        """The state to go on from; None before the first token."""
+        """The state to continue from; None before the first token."""
         if not self.is_initialized:
             return None
         length, rows = self.keys.shape[2], self.keys.shape[0]
@@ -191,7 +192,7 @@ class AttentionCacheLayer(DynamicLayer):
 
     def reset(self) -> None:
         """Forget everything."""
-        # By hand: some releases of transformers keep zeros of the same length.
+        # Not by super(): some releases of transformers keep zeros of the same length.
         self.keys, self.values, self.real = None, None, None
         self.is_initialized = False
 
@@ -211,7 +212,7 @@ class AttentionCacheLayer(DynamicLayer):
         self._rows(lambda real: real[indices.to(real.device)])
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drop the last ``-tokens_to_remove`` places."""
+        """Drop the last ``-tokens_to_remove`` positions."""
         super().crop(tokens_to_remove)
         if self.is_initialized:
             self._rows(lambda real: real[:, : self.keys.shape[2]])
@@ -221,10 +222,10 @@ class AttentionCacheLayer(DynamicLayer):
 
 
 class StaticAttentionCacheLayer(StaticLayer):
-    """Keys and values of one attention block in room for a fixed number of tokens.
+    """Keys and values of one attention block, preallocated for a fixed number of tokens.
 
     Args:
-        max_cache_len: how many.
+        max_cache_len: number of tokens.
     """
 
     state: AttentionState | None
@@ -236,11 +237,11 @@ class StaticAttentionCacheLayer(StaticLayer):
         self.state = None
 
     def read(self) -> AttentionState | None:
-        """The state to go on from; None before ``prepare`` has made room."""
+        """The state to continue from; None before ``prepare`` has allocated memory."""
         return self.state
 
     def prepare(self, mixer: Attention, x: Tensor) -> None:
-        """Make room for tokens like ``[B, T, d_model]``, before the first one."""
+        """Allocate memory for tokens like ``[B, T, d_model]``, before the first one."""
         if self.state is not None:
             self._check_room(x.shape[1])
             return
@@ -255,12 +256,12 @@ class StaticAttentionCacheLayer(StaticLayer):
     def _check_room(self, tokens: int) -> None:
         on_host = self.cumulative_length.device.type == "cpu"
         if torch.compiler.is_compiling() or not on_host:
-            return  # looking at the value would split a graph, or wait for the device
+            return  # reading the value would break the graph, or wait for the device
         filled = int(self.cumulative_length)
         if filled + tokens > self.max_cache_len:
             raise ValueError(
-                f"the cache has room for {self.max_cache_len} tokens: {filled} are in it and "
-                f"{tokens} more do not fit. Make it with a larger max_cache_len."
+                f"the cache has room for {self.max_cache_len} tokens: it holds {filled} and "
+                f"{tokens} more do not fit. Create it with a larger max_cache_len."
             )
 
     def write(self, state: AttentionState, tokens: int) -> None:
@@ -287,7 +288,7 @@ class StaticAttentionCacheLayer(StaticLayer):
 
 
 def _at_home(x: Tensor) -> Tensor:
-    """A copy that keeps its address, which a compiler may rely on."""
+    """A copy with a fixed address, which the compiler may rely on."""
     x = x.clone()
     if not torch.compiler.is_compiling():
         torch._dynamo.mark_static_address(x)
@@ -300,11 +301,11 @@ def _overwrite(old: Any, new: Any) -> None:
 
 
 def adopt(cache: Any, mixers: tuple[str, ...]) -> Cache:
-    """Put our layers into a cache that is still empty; a cache of ours is left as it is.
+    """Put our layers into an empty cache; a cache that already has them is left unchanged.
 
     Args:
         cache: a ``DynamicCache``, made with or without the configuration, or a ``StaticCache``.
-        mixers: of the configuration.
+        mixers: mixers of the configuration.
 
     Returns:
         The same object.
@@ -321,7 +322,7 @@ def adopt(cache: Any, mixers: tuple[str, ...]) -> Cache:
     ):
         raise ValueError(
             f"a KLA model cannot use this {type(cache).__name__}: it must be empty, of the default "
-            "kind or static, neither quantized nor offloaded. (A belief has a fixed size anyway.) "
+            "kind or static, neither quantized nor offloaded. (A state has a fixed size anyway.) "
             "Leave past_key_values and cache_implementation out, or pass a new "
             "DynamicCache(config=model.config)."
         )

@@ -1,4 +1,4 @@
-"""Heads that classify: whole sequences by their last token, or every token."""
+"""Classification heads: of whole sequences by their last token, or of every token."""
 
 from transformers.modeling_layers import (
     GenericForSequenceClassification,
@@ -9,7 +9,7 @@ from kalman_attention.models.hf.pretrained_kla import KLAPreTrainedModel
 
 
 class KLAForSequenceClassification(GenericForSequenceClassification, KLAPreTrainedModel):
-    """``KLAModel`` and a linear score of each row's last token that is no padding.
+    """``KLAModel`` with a linear head on each row's last token that is not padding.
 
     Batches need ``config.pad_token_id``; ``config.num_labels`` is the number of classes. Losses are
     those of transformers.
@@ -17,4 +17,4 @@ class KLAForSequenceClassification(GenericForSequenceClassification, KLAPreTrain
 
 
 class KLAForTokenClassification(GenericForTokenClassification, KLAPreTrainedModel):
-    """``KLAModel`` and a linear score of every token, ``config.num_labels`` wide."""
+    """``KLAModel`` with a linear head on every token, ``config.num_labels`` wide."""

@@ -1,4 +1,4 @@
-"""Options of a KLA language model in HuggingFace's words, flat, as ``config.json`` holds them."""
+"""Options of a KLA language model under HuggingFace's names, flat, as stored in ``config.json``."""
 
 import math
 import sys
@@ -14,10 +14,10 @@ from kalman_attention.models.plan import parse_plan
 from kalman_attention.models.presets import preset
 
 _DEFAULT_MIXERS = {"linear_attention": "kla", "full_attention": "attention"}
-"""The mixer that a layer type of transformers means when nothing else is said."""
+"""The default mixer of each layer type of transformers."""
 
 ADAPTED = ("in_proj", "evidence_proj", "qkv_proj", "out_proj")
-"""Where low-rank adapters go if nothing else is said: every matrix of a block."""
+"""Default targets of low-rank adapters: every matrix of a block."""
 
 _MODEL = {
     "vocab_size": "vocab_size",
@@ -70,19 +70,19 @@ _ATTENTION = {
 
 
 class KLAHFConfig(PreTrainedConfig):
-    """Everything that defines a KLA language model; the defaults are the preset ``kla-45m``.
+    """Options of a KLA language model; the defaults are those of the preset ``kla-45m``.
 
     Attributes:
         vocab_size: number of tokens.
         hidden_size: width of the residual stream (native: d_model).
-        num_hidden_layers: number of blocks; None takes it from ``layer_types`` (12 without).
+        num_hidden_layers: number of blocks; None means the length of ``layer_types``, or 12.
         layer_types: the mixer of every block, ``"linear_attention"`` (KLA) or
             ``"full_attention"``; also a pattern such as ``"attention*11 + kla"``. None means KLA
             everywhere. Stored as a list of transformers' types.
-        layer_mixers: the same in our words, ``"kla"``, ``"attention"``, ``"mamba"`` ...; follows
-            from ``layer_types`` where that says it.
-        mixer_options: options of mixers other than KLA and attention, by their word, such as
-            ``{"mamba": {"d_state": 8}}``; what is left out has its default.
+        layer_mixers: the same under the native names, ``"kla"``, ``"attention"``, ``"mamba"`` ...;
+            derived from ``layer_types`` where possible.
+        mixer_options: options of mixers other than KLA and attention, by name, such as
+            ``{"mamba": {"d_state": 8}}``; omitted ones have their defaults.
         mlp: channel mixer after each mixer: ``"none"``, ``"swiglu"`` or ``"relu2"``.
         intermediate_size: hidden width of the MLP; None for the usual multiple of hidden_size.
         between_blocks: what a KLA block passes on, its posterior ``"mean"`` or a ``"sample"``.
@@ -90,16 +90,19 @@ class KLAHFConfig(PreTrainedConfig):
         final_logit_softcapping: bound logits smoothly to plus or minus this value; None for no
             bound.
         rms_norm_eps: added to the mean square in the norms.
-        initializer_range: spread of the initial embeddings. The mixers start as they do natively.
-        head_initializer_range: spread of the initial head; None for ``nn.Linear``'s own start.
-        head_bias: add a learned bias, 0 at the start, to the logits.
-        depth_scaled_start: start the matrices that write into the residual stream smaller by the
-            square root of their number.
+        initializer_range: standard deviation of the initial embeddings. Mixers are initialised as
+            in the native model.
+        head_initializer_range: standard deviation of the initial head; None for the default of
+            ``nn.Linear``.
+        head_bias: add a learned bias, initially 0, to the logits.
+        depth_scaled_start: divide the initial weights of the matrices that write into the residual
+            stream by the square root of their number.
         state_size: memory slots per channel (native: d_state).
         inner_size: channels of the filter; None means hidden_size.
-        shared_slots: neighbouring slots that share decay, noise and variance.
-        num_reflections: reflections by which tokens turn such a block; 0 turns nothing.
-        frequencies: lowest and highest angular velocity of blocks that turn with time, or None.
+        shared_slots: number of neighbouring slots that share decay, noise and variance.
+        num_reflections: number of reflections by which tokens rotate such a block; 0 for no
+            rotation.
+        frequencies: lowest and highest angular velocity of blocks that rotate with time, or None.
         conv_kernel: taps of the causal convolution; None for no convolution.
         value: ``"stream"`` or ``"project"``; this and the options down to ``engine`` are those of
             ``kalman_attention.KLAConfig``.
@@ -121,18 +124,18 @@ class KLAHFConfig(PreTrainedConfig):
         readout_norm: as there.
         gate_bias: as there.
         skip: as there.
-        engine: which implementation of the scan computes, a name of ``kla check``; None means auto.
+        engine: implementation of the scan, a name listed by ``kla check``; None means ``"auto"``.
         num_attention_heads: heads of attention blocks; None means heads of 64 channels.
         attention_qk_norm: divide their queries and keys by their root mean square.
         rope_theta: longest wavelength of their rotary positions, in tokens over 2 pi; None for no
             positions.
-        loss: what ``labels`` are scored with: ``"mean"``, cross-entropy of the posterior mean, or
+        loss: the loss of ``labels``: ``"mean"``, cross-entropy of the posterior mean, or
             ``"marginal"``, the negative log marginal likelihood (KLA+).
-        loss_samples: posterior samples of the marginal likelihood.
+        loss_samples: number of posterior samples for the marginal likelihood.
         use_cache: return a cache from ``forward`` (not while training).
-        pad_token_id: padding.
-        bos_token_id: start of a text.
-        eos_token_id: end of a text.
+        pad_token_id: padding token.
+        bos_token_id: start-of-text token.
+        eos_token_id: end-of-text token.
     """
 
     model_type = "kla"
@@ -193,22 +196,22 @@ class KLAHFConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         self._settle_layers()
         super().__post_init__(**kwargs)
-        self.to_native()  # which checks the values
+        self.to_native()  # checks the values
         if self.loss not in ("mean", "marginal"):
             raise ValueError(f"loss must be 'mean' or 'marginal', got {self.loss!r}.")
         if self.loss == "marginal" and self.mixers[-1] != "kla":
             raise ValueError(
-                f"loss='marginal' samples the belief of the last block, whose mixer is "
-                f"{self.mixers[-1]} here. Let the plan end with KLA, as in 'attention*11 + kla'."
+                f"loss='marginal' samples the posterior of the last block, whose mixer is "
+                f"{self.mixers[-1]} here. End the plan with KLA, as in 'attention*11 + kla'."
             )
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
-        """Nothing: every saved model says what its classes are."""
+        """Does nothing: every saved model names its classes."""
 
     @classmethod
     def from_native(cls, native: LanguageModelConfig | str, **options: Any) -> "KLAHFConfig":
-        """The same model in HuggingFace's words.
+        """The same model as a HuggingFace configuration.
 
         Args:
             native: a native configuration, or the name of a preset such as ``"kla-45m"``.
@@ -217,7 +220,7 @@ class KLAHFConfig(PreTrainedConfig):
         native = preset(native) if isinstance(native, str) else native
         if native.encoder_width is not None or native.decoder_widths is not None:
             raise ValueError(
-                "encoder_width and decoder_widths have no place in a transformers model: these "
+                "encoder_width and decoder_widths are not supported in a transformers model: these "
                 "MLPs around the blocks are for synthetic tasks. Store the model with save_model."
             )
         found: dict[str, Any] = {"layer_mixers": list(native.layers)}
@@ -243,11 +246,11 @@ class KLAHFConfig(PreTrainedConfig):
 
     @property
     def mixers(self) -> tuple[str, ...]:
-        """The mixer of every block in our words, such as ``"kla"``."""
+        """The mixer of every block by its native name, such as ``"kla"``."""
         return tuple(self.layer_mixers or ())
 
     def to_native(self) -> LanguageModelConfig:
-        """The configuration of the native model; loss and token ids have no place in it."""
+        """The configuration of the native model, without loss and token ids."""
         given = self.mixer_options or {}
         if set(given) & set(_PARTS):
             raise ValueError(
@@ -266,7 +269,7 @@ class KLAHFConfig(PreTrainedConfig):
         return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
 
     def _settle_layers(self) -> None:
-        """Let ``layer_types``, ``layer_mixers`` and ``num_hidden_layers`` agree."""
+        """Make ``layer_types``, ``layer_mixers`` and ``num_hidden_layers`` agree."""
         given: Any = self.layer_mixers or self.layer_types
         if given is None:
             given = ["kla"] * (12 if self.num_hidden_layers is None else self.num_hidden_layers)
@@ -293,7 +296,7 @@ class KLAHFConfig(PreTrainedConfig):
 
 
 def _tell_peft() -> None:
-    """Let LoRA find the projections of our blocks, if PEFT is in use; it knows models by type."""
+    """Let LoRA find the projections of our blocks if PEFT, which maps model types, is in use."""
     constants: Any = sys.modules.get("peft.utils.constants")
     if constants is not None:
         known = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
@@ -301,20 +304,20 @@ def _tell_peft() -> None:
 
 
 def _plain(options: Any) -> dict[str, Any]:
-    """Options of a mixer as JSON has them, without the width that the model gives."""
+    """Options of a mixer as JSON values, without the width, which the model sets."""
     found = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(options).items()}
     del found["d_model"]
     return found
 
 
 def read_config(path: Path) -> KLAHFConfig:
-    """The configuration in a file of ``save_pretrained``; anything wrong names the file."""
+    """The configuration in a file of ``save_pretrained``; errors name the file."""
     data = read_json(path)
     known = {name: value for name, value in data.items() if name in KLAHFConfig.__annotations__}
     try:
         return KLAHFConfig(**known)
-    except Exception as error:  # transformers checks types with errors of its own
-        raise ValueError(f"{path} is no configuration of a KLA model: {error}") from error
+    except Exception as error:  # transformers has its own exceptions for wrong types
+        raise ValueError(f"{path} is not a configuration of a KLA model: {error}") from error
 
 
 def native_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""``generate`` with our cache, and how sure the model was of every token it chose."""
+"""``generate`` with our cache, and with the uncertainty about every generated token."""
 
 import copy
 from typing import Any
@@ -26,19 +26,19 @@ class KLAGenerationMixin(GenerationMixin):
         num_samples: int = 0,
         **kwargs: Any,
     ) -> Any:
-        """The ``generate`` of transformers, and how sure the model was of every new token.
+        """The ``generate`` of transformers, optionally with the uncertainty about every new token.
 
         Args:
-            inputs: prompts, ``[B, T]``; ``input_ids=`` or ``inputs_embeds=`` do as well.
-            generation_config: of transformers.
-            *args: likewise.
+            inputs: prompts, ``[B, T]``; may be passed as ``input_ids=`` or ``inputs_embeds=``.
+            generation_config: as in transformers.
+            *args: as in transformers.
             output_uncertainty: return transformers' dictionary (``return_dict_in_generate``) with
-                an entry ``uncertainty``, a ``TokenUncertainty`` of ``[rows, new tokens]`` each:
-                the model's own distribution, before temperature, beams or other processing. It
-                comes from one more pass over the finished sequences, so it is the same for every
-                way of generating. NaN after the end of a row.
-            num_samples: predict with so many posterior samples (KLA+).
-            **kwargs: likewise.
+                an entry ``uncertainty``, a ``TokenUncertainty`` of ``[rows, new tokens]`` each. It
+                describes the model's own distribution, before temperature, beams or other
+                processing, and is computed by one more pass over the finished sequences, so that
+                it does not depend on the decoding strategy. NaN after the end of a row.
+            num_samples: number of posterior samples to predict with (KLA+).
+            **kwargs: as in transformers.
 
         Returns:
             What transformers returns.
@@ -61,7 +61,7 @@ class KLAGenerationMixin(GenerationMixin):
             generation_config = copy.deepcopy(generation_config)
             generation_config.return_dict_in_generate = True
         out = super().generate(ids, generation_config, *args, **{**kwargs, "attention_mask": mask})
-        # Of a prompt of embeddings, transformers returns the new tokens only.
+        # For a prompt of embeddings, transformers returns the new tokens only.
         tokens = out.sequences[:, 0 if ids is None else ids.shape[1] :]
         prompt = self.get_input_embeddings()(ids) if embeds is None else embeds
         found = token_uncertainty(self.native(), prompt, mask, tokens, num_samples)
@@ -86,9 +86,9 @@ class KLAGenerationMixin(GenerationMixin):
     def create_masks_for_generate(
         *, inputs_embeds: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> Tensor | None:
-        """Of a static cache: the mask of this call's tokens, ``[B, T]``; the cache has the rest.
+        """With a static cache, the mask of this call's tokens, ``[B, T]``; the cache has the rest.
 
-        So it has the same shape at every step, and one compiled step serves all.
+        It then has the same shape at every step, so that one compiled step serves all.
         """
         return None if attention_mask is None else attention_mask[:, -inputs_embeds.shape[1] :]
 
@@ -104,7 +104,7 @@ def token_uncertainty(
         prompt: embedded prompts, ``[B, T, d_model]``.
         mask: ``[B, T]``, 0 for padding.
         tokens: continuations, ``[B r, n]``: r for every prompt.
-        num_samples: posterior samples; 0 predicts with the posterior mean.
+        num_samples: number of posterior samples; 0 predicts with the posterior mean.
     """
     r, n = tokens.shape[0] // prompt.shape[0], tokens.shape[1]
     prompt, mask = (x.repeat_interleave(r, 0) for x in (prompt, mask.bool()))
@@ -124,7 +124,7 @@ def token_uncertainty(
 
 
 def _prompt_mask(model: Any, ids: Tensor | None, kwargs: dict[str, Any]) -> Tensor:
-    """The mask that was passed to ``generate``, or what the padding token says."""
+    """The mask passed to ``generate``, or the one implied by the padding token."""
     given: Tensor | None = kwargs.get("attention_mask")
     if given is not None:
         return given
@@ -139,7 +139,7 @@ def _prompt_mask(model: Any, ids: Tensor | None, kwargs: dict[str, Any]) -> Tens
 
 
 def _ended(model: Any, tokens: Tensor, kwargs: dict[str, Any]) -> Tensor:
-    """Where a row had ended before, ``[B, n]`` bool: after its first end-of-text token."""
+    """Positions after the end of a row, ``[B, n]`` bool: after its first end-of-text token."""
     ends = torch.tensor(_ends(model, kwargs), dtype=tokens.dtype, device=tokens.device)
     stop = torch.isin(tokens, ends).long()
     return stop.cumsum(1) - stop > 0
@@ -153,7 +153,7 @@ def _ends(model: Any, kwargs: dict[str, Any]) -> list[int]:
 
 
 def _option(model: Any, kwargs: dict[str, Any], name: str) -> Any:
-    """An option of ``generate``: passed, in the configuration passed, or in the model's."""
+    """An option of ``generate``, from its arguments, its configuration or that of the model."""
     for source in (kwargs.get("generation_config"), model.generation_config):
         if kwargs.get(name) is not None:
             return kwargs[name]

@@ -1,4 +1,4 @@
-"""From transformers' masks, positions and labels to what the native model takes."""
+"""Conversion of transformers' masks, positions and labels to those of the native model."""
 
 import torch
 from torch import Tensor
@@ -28,12 +28,12 @@ def real_tokens(attention_mask: Tensor | None, length: int, past: int | None) ->
         )
     mask = attention_mask[:, attention_mask.shape[1] - length :].bool()
     if not torch.compiler.is_compiling() and bool(mask.all()):
-        return None  # which is exact, faster, and leaves the way free for packed documents
+        return None  # equivalent, faster, and compatible with packed documents
     return mask
 
 
 def packed_borders(position_ids: Tensor | None, length: int) -> Tensor | None:
-    """Borders of documents packed into one row, if positions start again; otherwise None."""
+    """Document boundaries of a packed row, if positions restart at 0; otherwise None."""
     if position_ids is None or length < 2 or position_ids.dim() != 2:
         return None
     first = position_ids == 0
@@ -41,7 +41,7 @@ def packed_borders(position_ids: Tensor | None, length: int) -> Tensor | None:
         return None
     if position_ids.shape[0] != 1:
         raise ValueError(
-            "position_ids start again inside a row, which means packed documents, but there are "
+            "position_ids restart inside a row, which means packed documents, but there are "
             f"{position_ids.shape[0]} rows. Pack everything into one row (B = 1), or pad."
         )
     starts = first[0].nonzero().flatten()
@@ -59,10 +59,10 @@ def next_labels(labels: Tensor, attention_mask: Tensor | None) -> Tensor:
 
 
 def counted_share(labels: Tensor, targets: Tensor) -> Tensor:
-    """The share of the labels that ``next_labels`` kept as targets, of those a trainer counts.
+    """The share of the labels counted by a trainer that ``next_labels`` kept as targets.
 
-    transformers' trainer counts every label but the first of a row. The first token after padding
-    on the left is among them, but nothing was there to predict it from.
+    transformers' trainer counts every label except the first of a row. This includes the first
+    token after padding on the left, which nothing could predict.
     """
     counted = (labels[:, 1:] != -100).sum()
     return (targets != -100).sum() / counted.clamp(min=1)

@@ -1,8 +1,8 @@
 """``KLAModel`` and ``KLAForCausalLM``: the native blocks behind transformers' interfaces.
 
 The modules are the native ones (``Embedding``, ``Block``, ``RMSNorm``, ``Head``), so weights,
-mathematics and engines are shared; ``native()`` and ``from_native()`` go between the two without
-a copy. What is here is only what transformers asks for: its arguments, outputs, cache and
+mathematics and engines are shared; ``native()`` and ``from_native()`` convert between the two
+without a copy. This module adds only what transformers requires: its arguments, outputs, cache and
 ``generate``.
 """
 
@@ -44,8 +44,8 @@ class KLAModelOutput(BaseModelOutputWithPast):
 
     Attributes:
         variances: posterior variance of every block's read-out, ``[B, T, inner_size]`` (None for
-            attention), when asked for with ``output_variances=True``.
-        readout: the last block stopped at its posterior, with ``hold_readout=True``.
+            attention), with ``output_variances=True``.
+        readout: the posterior of the last block's read-out, with ``hold_readout=True``.
     """
 
     variances: tuple[Tensor | None, ...] | None = None
@@ -60,10 +60,10 @@ class KLACausalLMOutput(CausalLMOutputWithPast):
 
 
 class KLABlock(GradientCheckpointingLayer, Block):
-    """The native block, which transformers knows how to checkpoint."""
+    """The native block, with the activation checkpointing of transformers."""
 
     def __call__(self, *args: Any, **options: Any) -> BlockOutput:
-        """The block's output; what holds a posterior or shows its variance is not recomputed.
+        """The block's output; a call that returns a posterior or its variance is not checkpointed.
 
         A reentrant checkpoint passes gradients to the first output only.
         """
@@ -85,8 +85,8 @@ class KLAModel(KLAPreTrainedModel):
         self.embedding: nn.Embedding = Embedding(native.vocab_size, native.d_model)
         self.blocks = nn.ModuleList(KLABlock(native, mixer) for mixer in native.layers)
         self.norm = RMSNorm(native.d_model, native.norm_eps)
-        # The dynamics stay float32, whatever dtype is asked for: 0.9999 has no bfloat16.
-        # transformers looks for these in the names of parameters; whole paths are unambiguous.
+        # The dynamics stay float32 in every dtype: bfloat16 cannot represent 0.9999.
+        # transformers searches parameter names for these strings; full paths are unambiguous.
         self._keep_in_fp32_modules_strict = [
             name for name, module in self.named_modules() if isinstance(module, KeepsFloat32)
         ]
@@ -122,20 +122,20 @@ class KLAModel(KLAPreTrainedModel):
             input_ids: tokens, ``[B, T]``.
             attention_mask: 0 for padding, left or right: ``[B, T]``, or ``[B, past + T]`` with a
                 cache. All ones is the same as None.
-            position_ids: only looked at for documents packed into one row (positions that start
-                again at 0), and not with a cache; positions of attention come from the tokens
-                themselves.
-            past_key_values: the cache of earlier calls; updated. Any number of tokens may follow.
+            position_ids: used only to find documents packed into one row (positions that restart at
+                0), and not with a cache; attention derives its positions from the tokens.
+            past_key_values: the cache of earlier calls, which is updated. Any number of tokens may
+                follow.
             inputs_embeds: embeddings instead of tokens, ``[B, T, hidden_size]``.
-            use_cache: make a cache if none is given; None follows the configuration.
+            use_cache: create a cache if none is given; None follows the configuration.
             output_hidden_states: also return the embeddings and every block's output.
             return_dict: False for a plain tuple.
-            cu_seqlens: borders of documents packed into one row (B = 1), ``[n + 1]``; wins over
-                ``position_ids``. (``cu_seq_lens_q``, transformers' name, means the same.)
+            cu_seqlens: document boundaries in one packed row (B = 1), ``[n + 1]``; takes precedence
+                over ``position_ids``. (transformers' name ``cu_seq_lens_q`` means the same.)
             output_variances: also return the posterior variance of every block's read-out.
-            hold_readout: also return the last block stopped at its posterior.
-            **kwargs: of transformers' conventions: ``output_attentions=True`` also returns the
-                weights of every attention block, ``[B, heads, T, S]``; the rest is ignored.
+            hold_readout: also return the posterior of the last block's read-out.
+            **kwargs: by the conventions of transformers. ``output_attentions=True`` also returns
+                the weights of every attention block, ``[B, heads, T, S]``; the rest is ignored.
         """
         weights = self._weights(kwargs.get("output_attentions", self.config.output_attentions))
         x = self._embed(input_ids, inputs_embeds)
@@ -166,13 +166,13 @@ class KLAModel(KLAPreTrainedModel):
         output_hidden_states: bool,
         hold: bool,
     ) -> KLAModelOutput:
-        """Walk through the blocks from what the cache holds, and let it hold what comes out."""
+        """Run the blocks from the states in the cache, and store the new states in it."""
         layers: list[Any] = [] if cache is None else list(cache.layers)
         for layer, block in zip(layers, self.stack(), strict=False):
             if isinstance(layer, StaticAttentionCacheLayer):
                 layer.prepare(block.mixer, x)  # type: ignore[arg-type]
         states = None if cache is None else [layer.read() for layer in layers]
-        # One token: the same numbers, sooner. (Whether there is a past does not decide.)
+        # A single token takes the faster decode path, with the same result, cache or no cache.
         ready = states is not None and all(state is not None for state in states)
         one = ready and x.shape[1] == 1 and borders is None and not x.requires_grad
         hidden, variances = [x], Variances()
@@ -213,13 +213,13 @@ class KLAModel(KLAPreTrainedModel):
         )
 
     def _weights(self, wanted: bool | None) -> "_AttentionWeights":
-        """What keeps the attention weights of this call, if they are wanted."""
+        """Collector of the attention weights of this call, if they are requested."""
         attends = [x for x in self.modules() if isinstance(x, Attend)]
         if wanted and not attends:
             raise ValueError(
-                "this model has no attention blocks, so no attention weights: leave "
-                "output_attentions out. The Kalman attention maps of a block come from "
-                "evaluation.uncertainty.attention_maps, with model.native()."
+                "this model has no attention blocks and so no attention weights: leave "
+                "output_attentions out. For the Kalman attention maps of a block, call "
+                "evaluation.uncertainty.attention_maps with model.native()."
             )
         fused = not wanted and self.config._attn_implementation != "eager"
         for attend in attends:
@@ -228,12 +228,12 @@ class KLAModel(KLAPreTrainedModel):
         return _AttentionWeights(attends if wanted else [])
 
     def stack(self) -> list[KLABlock]:
-        """The blocks, first one first."""
+        """The blocks, in order."""
         return list(self.blocks)  # type: ignore[arg-type]
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("pass either input_ids or inputs_embeds, one of the two.")
+            raise ValueError("pass either input_ids or inputs_embeds, exactly one of the two.")
         return self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
 
     def _cache(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
@@ -248,8 +248,8 @@ class KLAModel(KLAPreTrainedModel):
             return cache
         if past:
             raise ValueError(
-                "documents packed into one row start afresh, but past_key_values holds "
-                f"{past} tokens. Pass one of the two; native models take states per document."
+                "documents packed into one row have no past, but past_key_values holds "
+                f"{past} tokens. Pass one of the two; native models accept states per document."
             )
         return None
 
@@ -258,10 +258,10 @@ class KLAModel(KLAPreTrainedModel):
 
 
 class _AttentionWeights:
-    """Keeps the weights of attention blocks while it is entered, first block first.
+    """A context manager that collects the weights of attention blocks, in order.
 
     Args:
-        attends: where they are computed.
+        attends: the modules that compute them.
     """
 
     def __init__(self, attends: list[Attend]) -> None:
@@ -303,24 +303,24 @@ class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
         self.model.set_input_embeddings(value)
 
     def set_output_embeddings(self, value: nn.Linear) -> None:
-        """Replace the head; it stays one that ``param_groups`` knows as such."""
+        """Replace the head; it stays in the parameter group of heads (``param_groups``)."""
         if not isinstance(value, Head):
             weight, bias = value.weight, value.bias
             value = Head(value.in_features, value.out_features, bias is not None, device="meta")
             value.weight, value.bias = weight, bias
-            value._is_hf_initialized = True  # type: ignore[assignment]  # not to start again
+            value._is_hf_initialized = True  # type: ignore[assignment]  # do not initialise it again
         self.lm_head = value
 
     @classmethod
     def from_native(cls, native: LanguageModel, **options: Any) -> "KLAForCausalLM":
-        """A native model behind this interface; the modules are shared, nothing is copied.
+        """Wrap a native model; the modules are shared, not copied.
 
-        Except an embedding that is stored in a shorter dtype than the rest: transformers knows one
-        dtype per model, so it gets a copy in that of the rest.
+        The exception is an embedding stored in lower precision than the rest: transformers
+        supports one dtype per model, so the embedding is copied in the dtype of the rest.
 
         Args:
-            native: the model, as ``kalman_attention.load_model(folder)`` gives it.
-            **options: of ``KLAHFConfig.from_native``.
+            native: the model, as returned by ``kalman_attention.load_model(folder)``.
+            **options: options of ``KLAHFConfig.from_native``.
         """
         with torch.device("meta"):
             model = cls(KLAHFConfig.from_native(native.config, **options))
@@ -366,25 +366,25 @@ class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
         """Logits of the token after each token, and the loss of ``labels``.
 
         Args:
-            input_ids: this and what is not listed below as for ``KLAModel``.
-            attention_mask: likewise.
-            position_ids: likewise.
-            past_key_values: likewise.
-            inputs_embeds: likewise.
-            labels: the tokens themselves, ``[B, T]``, -100 where they do not count; the shift by
-                one happens here. Scored as ``config.loss`` says. Padding predicts nothing: the
-                first token of a left-padded row is no target.
-            use_cache: likewise.
-            output_hidden_states: likewise.
-            return_dict: likewise.
-            logits_to_keep: logits of the last so many positions only (0 for all), or of the given
-                positions.
-            cu_seqlens: likewise.
-            output_variances: likewise.
-            num_samples: predict with so many posterior samples (KLA+): ``logits`` are then
-                log-probabilities averaged over the belief. 0 uses the posterior mean.
-            **kwargs: ``num_items_in_batch`` of the Trainer, ``shift_labels``, and what
-                ``KLAModel`` takes.
+            input_ids: as for ``KLAModel``.
+            attention_mask: as for ``KLAModel``.
+            position_ids: as for ``KLAModel``.
+            past_key_values: as for ``KLAModel``.
+            inputs_embeds: as for ``KLAModel``.
+            labels: the tokens themselves, ``[B, T]``, -100 where they do not count; they are
+                shifted by one here. The loss is ``config.loss``. Padding predicts nothing: the
+                first token of a left-padded row is not a target.
+            use_cache: as for ``KLAModel``.
+            output_hidden_states: as for ``KLAModel``.
+            return_dict: as for ``KLAModel``.
+            logits_to_keep: number of last positions to compute logits for (0 for all), or the
+                positions themselves.
+            cu_seqlens: as for ``KLAModel``.
+            output_variances: as for ``KLAModel``.
+            num_samples: number of posterior samples to predict with (KLA+): ``logits`` are then
+                log-probabilities averaged over the posterior. 0 uses the posterior mean.
+            **kwargs: ``num_items_in_batch`` of the Trainer, ``shift_labels``, and further
+                arguments of ``KLAModel``.
         """
         marginal = self.config.loss == "marginal" and labels is not None
         found = self.model(
@@ -437,15 +437,16 @@ class KLAForCausalLM(KLAPreTrainedModel, KLAGenerationMixin):
         num_samples: int = 0,
         generator: torch.Generator | None = None,
     ) -> Uncertainty:
-        """How sure the model is at every token: variances, Kalman gains, entropies.
+        """Uncertainty of the model at every token: variances, Kalman gains, entropies.
 
         Args:
             input_ids: ``[B, T]``.
             attention_mask: ``[B, T]``, 0 for padding.
-            cu_seqlens: borders of documents packed into one row.
-            num_samples: posterior samples; with some, the entropy comes split into aleatoric and
-                epistemic parts, by the mutual information with the last read-out only.
-            generator: source of their randomness.
+            cu_seqlens: document boundaries in one packed row.
+            num_samples: number of posterior samples. If positive, the entropy is split into an
+                aleatoric part and an epistemic part, the mutual information with the last read-out
+                only.
+            generator: source of randomness.
 
         Returns:
             ``Uncertainty``, as from the native model.

@@ -1,4 +1,4 @@
-"""What all KLA models of transformers share: how weights start, and what a folder holds."""
+"""The base class of all KLA models for transformers: initialisation, loading and saving."""
 
 import math
 from pathlib import Path
@@ -33,8 +33,8 @@ from kalman_attention.hf import (
     KLAModel,
 )
 '''
-"""What lies in a saved folder as ``modeling_kla.py``. The code itself stays in the package, so that
-there is one class of each kind, whichever way it was found."""
+"""The content of ``modeling_kla.py`` in a saved folder. The code itself stays in the package, so
+that there is only one class of each kind, however it is imported."""
 
 AUTO_MAP = {
     "AutoConfig": "modeling_kla.KLAHFConfig",
@@ -43,7 +43,7 @@ AUTO_MAP = {
     "AutoModelForSequenceClassification": "modeling_kla.KLAForSequenceClassification",
     "AutoModelForTokenClassification": "modeling_kla.KLAForTokenClassification",
 }
-"""Which class an Auto class finds in a saved folder."""
+"""The class that each Auto class loads from a saved folder."""
 
 
 class KLAPreTrainedModel(PreTrainedModel):
@@ -53,17 +53,17 @@ class KLAPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules: ClassVar[list[str]] = ["KLABlock"]
-    # A belief cannot go back to an earlier token: rules out assisted generation.
+    # A state cannot be rolled back to an earlier token, which rules out assisted generation.
     _is_stateful = True
     _supports_sdpa = True
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, from safetensors only; process noise that is fixed stays fixed."""
+        """As in transformers, but from safetensors only; fixed process noise stays fixed."""
         if kwargs.setdefault("use_safetensors", True) is not True:
             raise ValueError(
-                "weights are read from safetensors only: a pickle may run any program. Convert "
-                "it where you trust it, with save_pretrained."
+                "weights are read from safetensors only: loading a pickle can run arbitrary code. "
+                "Convert it where you trust it, with save_pretrained."
             )
         folder = Path(str(args[0])) if args else None
         if folder is not None and folder.is_dir():
@@ -79,7 +79,7 @@ class KLAPreTrainedModel(PreTrainedModel):
         return found
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """As in transformers, with the checksums of what was written beside it."""
+        """As in transformers, and write the checksums of the files."""
         folder = Path(save_directory)
         if folder.is_dir():
             forget_checksums(folder)
@@ -93,26 +93,26 @@ class KLAPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """Nothing: every saved folder says what its classes are (``AUTO_MAP``)."""
+        """Does nothing: every saved folder names its classes (``AUTO_MAP``)."""
 
     def _check_and_adjust_attn_implementation(
         self, attn_implementation: str | None, *args: Any, **kwargs: Any
     ) -> str:
-        """Only what the attention blocks compute with; a model without them takes anything."""
+        """Reject what attention blocks do not support; models without them accept anything."""
         adjust = super()._check_and_adjust_attn_implementation
         found: str = adjust(attn_implementation, *args, **kwargs)
         if found not in ("sdpa", "eager") and "attention" in self.config.mixers:
             raise ValueError(
-                f"attention blocks compute with torch's scaled_dot_product_attention ('sdpa') or "
-                f"step by step ('eager'), not with {found!r}. Leave attn_implementation out, or "
-                "pass one of the two."
+                "attention blocks support torch's scaled_dot_product_attention ('sdpa') and "
+                f"step-by-step computation ('eager'), not {found!r}. Leave attn_implementation "
+                "out, or pass one of the two."
             )
         return found
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Start a module as it starts natively; parameters that were loaded keep their values."""
-        own = list(module.parameters())  # a module may start those inside it in its own way
+        """Initialise a module as in the native model; loaded parameters keep their values."""
+        own = list(module.parameters())  # a module may initialise those of its submodules
         loaded = [(p, p.clone()) for p in own if getattr(p, "_is_hf_initialized", False)]
         self._start(module)
         for parameter, value in loaded:
@@ -134,16 +134,16 @@ class KLAPreTrainedModel(PreTrainedModel):
                 module.weight.mul_(1.0 / math.sqrt(branches))  # type: ignore[operator]
 
     def _residual_outputs(self) -> list[nn.Linear]:
-        """The matrices that write into the residual stream, which start smaller in deep stacks."""
+        """The matrices that write into the residual stream, initialised smaller in deep stacks."""
         blocks = [b for b in self.modules() if isinstance(b, Block)]
         return [b.mixer.out_proj for b in blocks] + [b.mlp.out_proj for b in blocks if b.mlp]
 
 
 def _replaced(path: Path) -> bool:
-    """Whether another program wrote these weights anew: a whole file, of another size.
+    """Whether another program has rewritten these weights: a valid file of a different size.
 
-    Tools for transformers edit folders without knowing of our checksums. Damage looks different:
-    bits that change keep the size, and a file cut short is not whole.
+    Tools for transformers edit folders without knowing about our checksums. Damage looks different:
+    flipped bits keep the size, and a truncated file is not valid.
     """
     size = listed_size(path)
     if size is None or not path.is_file() or path.stat().st_size == size:
@@ -159,6 +159,6 @@ def _refuse_native(folder: Path) -> None:
     config = folder / CONFIG_NAME
     if config.is_file() and "plan" in (found := read_json(config)) and "model_type" not in found:
         raise ValueError(
-            f"{folder} holds a native model: read it with kalman_attention.load_model, and put it "
-            "behind this interface with KLAForCausalLM.from_native. (kla export writes it anew.)"
+            f"{folder} holds a native model: load it with kalman_attention.load_model and wrap it "
+            "with KLAForCausalLM.from_native. (kla export converts the folder.)"
         )

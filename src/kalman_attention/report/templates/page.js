@@ -1,7 +1,7 @@
 "use strict";
 
-// Tables: a click or a key on a heading sorts by it. Numbers begin with the largest, words with
-// the first, and what is missing stays at the end either way.
+// Tables: a click or a key on a heading sorts by it. Numbers start with the largest, words with
+// the first, and missing values stay at the end either way.
 for (const table of document.querySelectorAll("table.sortable")) {
   const heads = [...table.tHead.rows[0].cells];
   heads.forEach((head, column) => {
@@ -27,7 +27,7 @@ function sort(table, heads, head, column) {
   table.tBodies[0].append(...rows);
 }
 
-// Charts: the values nearest to the pointer, or to the place that the arrow keys have reached.
+// Charts: the values nearest to the pointer, or to the position of the arrow keys.
 for (const chart of document.querySelectorAll(".chart")) {
   for (const plot of chart.querySelectorAll(".plot")) watch(plot);
   for (const item of chart.querySelectorAll(".legend li")) {
@@ -80,7 +80,7 @@ function watch(plot) {
   });
 }
 
-// Places come from the path that is drawn, values from the numbers beside it.
+// Positions come from the drawn path, values from the data next to it.
 function points(stroke) {
   const values = JSON.parse(stroke.dataset.points);
   const path = stroke.querySelector("path").getAttribute("d");
