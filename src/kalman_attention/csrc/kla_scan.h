@@ -124,7 +124,11 @@ typedef struct kla_frames_grads {
 
 #define KLA_MAX_FRAME 32 /* largest m */
 
+#ifdef _WIN32
+#define KLA_EXPORT __declspec(dllexport)
+#else
 #define KLA_EXPORT __attribute__((visibility("default")))
+#endif
 
 KLA_EXPORT int kla_scan_forward(const kla_scan_params* params);
 KLA_EXPORT int kla_scan_backward(const kla_scan_params* params, const kla_scan_grads* grads);

@@ -7,6 +7,11 @@
 #include "kernels.h"
 #include "parallel.h"
 
+#if defined(KLA_WITH_AVX) && defined(_MSC_VER)
+// What __builtin_cpu_supports calls; clang links it by itself everywhere but here.
+#pragma comment(lib, "clang_rt.builtins-x86_64.lib")
+#endif
+
 namespace {
 
 bool can_run(int64_t isa) {
