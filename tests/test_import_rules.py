@@ -166,6 +166,14 @@ def test_the_rules_can_be_broken(module, source):
     assert violations(module, source)
 
 
+def test_verbs_do_not_call_the_command_line():
+    # A verb that needs another one calls the function behind it, not the program.
+    for module, path in FILES.items():
+        if within(module, ("cli.verbs",)):
+            found = [ours(name) for name in imports(path.read_text())]
+            assert not [target for target in found if target and within(target, ("cli.main",))]
+
+
 def test_engines_do_not_import_each_other():
     locations = [e.location.partition(":")[0] for e in ENGINES.values()]
     engines = {location.removeprefix(f"{NAME}.") for location in locations} | {f"ops.{REFERENCE}"}
