@@ -1,4 +1,4 @@
-"""``kla bench gpu``: report of a GPU machine: accuracy, the paper's scaling figures, resources."""
+"""``kla bench gpu``: report on a GPU: accuracy, the paper's scaling figures, resources."""
 
 import sys
 from pathlib import Path

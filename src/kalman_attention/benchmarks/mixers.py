@@ -1,4 +1,4 @@
-"""``kla bench mixers``: all mixers at equal width and state, and against public CPU versions."""
+"""``kla bench mixers``: all mixers at equal width and state, and public ones on CPU."""
 
 import contextlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""``kla bench roofline``: what bytes and operations of the Triton engine allow on two GPUs."""
+"""``kla bench roofline``: predicted speed of the Triton engine on two GPUs."""
 
 from collections.abc import Iterator
 

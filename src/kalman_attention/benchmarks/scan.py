@@ -28,8 +28,8 @@ from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
 from kalman_attention.recipes.machine import keep_memory
 from kalman_attention.tools.selfcheck import Case, errors, make_call, misses, run_call
 
-PAPER = Shape(B=SweepOptions.batch, T=2048, D=SweepOptions.channels, N=SweepOptions.slots)
-MAD = Shape(B=172, T=128, D=128, N=8)
+PAPER_SHAPE = Shape(B=SweepOptions.batch, T=2048, D=SweepOptions.channels, N=SweepOptions.slots)
+MAD_SHAPE = Shape(B=172, T=128, D=128, N=8)
 
 
 class Goal(NamedTuple):
@@ -102,11 +102,11 @@ def _check_accuracy(engines: list[str], device: torch.device) -> None:
 
 
 def _goals(engine: str) -> Iterator[Goal]:
-    yield _speed_up(engine, REFERENCE, PAPER, backward=False, wanted=40)
-    yield _speed_up(engine, REFERENCE, PAPER, backward=True, wanted=80)
-    yield _speed_up(engine, "torch_scan", PAPER, backward=True, wanted=100)
-    yield _speed_up(engine, REFERENCE, MAD, backward=True, wanted=15)
-    yield from _variants(engine, PAPER)
+    yield _speed_up(engine, REFERENCE, PAPER_SHAPE, backward=False, wanted=40)
+    yield _speed_up(engine, REFERENCE, PAPER_SHAPE, backward=True, wanted=80)
+    yield _speed_up(engine, "torch_scan", PAPER_SHAPE, backward=True, wanted=100)
+    yield _speed_up(engine, REFERENCE, MAD_SHAPE, backward=True, wanted=15)
+    yield from _variants(engine, PAPER_SHAPE)
     yield _step_speed_up(engine)
     yield _extra_memory(engine)
     yield _cost_per_token(engine)
@@ -183,10 +183,10 @@ def _smoothing(engine: str, shape: Shape) -> Goal:
 
 
 def _step_speed_up(engine: str) -> Goal:
-    inputs = make_inputs(PAPER._replace(T=1), grad=False)
+    inputs = make_inputs(PAPER_SHAPE._replace(T=1), grad=False)
     q, k, v, lam_v = (x[:, 0] for x in inputs[:4])
     a_bar, p_bar = inputs[4:]
-    state = KLAState.unit_prior(1, PAPER.N, PAPER.D)
+    state = KLAState.unit_prior(1, PAPER_SHAPE.N, PAPER_SHAPE.D)
 
     def stepper(name: str) -> Callable[[], None]:
         def steps() -> None:
@@ -197,7 +197,7 @@ def _step_speed_up(engine: str) -> Goal:
         return steps
 
     times = fastest({name: stepper(name) for name in (engine, REFERENCE)})
-    case = f"decode step, B=1 D={PAPER.D} N={PAPER.N}: {1e4 * times[engine]:.1f} us"
+    case = f"decode step, B=1 D={PAPER_SHAPE.D} N={PAPER_SHAPE.N}: {1e4 * times[engine]:.1f} us"
     ratio = times[REFERENCE] / times[engine]
     return Goal(case, f"torch ops: {1e4 * times[REFERENCE]:.1f} us", ratio, ">= 3 x", ratio >= 3)
 
@@ -213,7 +213,7 @@ def _extra_memory(engine: str) -> Goal:
 
 
 def _cost_per_token(engine: str) -> Goal:
-    shapes = {"long": PAPER._replace(T=65_536), "short": PAPER}
+    shapes = {"long": PAPER_SHAPE._replace(T=65_536), "short": PAPER_SHAPE}
     runs = {
         name: scan_pass(make_inputs(shape, grad=True), engine, backward=True)
         for name, shape in shapes.items()
@@ -226,7 +226,7 @@ def _cost_per_token(engine: str) -> Goal:
 
 
 def _thread_speed_up(engine: str) -> Goal:
-    shape = PAPER._replace(B=8)
+    shape = PAPER_SHAPE._replace(B=8)
     inputs = make_inputs(shape, grad=True)
     both = scan_pass(inputs, engine, backward=True)
 
@@ -257,7 +257,7 @@ def sweep_lengths(
         The shape and, for every pass and engine, times by length, bytes per token, and the reason
         for giving up, if any.
     """
-    shape = Shape(B=options.batch, T=PAPER.T, D=options.channels, N=options.slots)
+    shape = Shape(B=options.batch, T=PAPER_SHAPE.T, D=options.channels, N=options.slots)
     sweep: dict[str, Any] = {"shape": f"B={shape.B} D={shape.D} N={shape.N}", "passes": {}}
     for kind, backward in PASSES.items():
         memory = {e: _bytes_per_token(shape, e, backward, device) for e in engines}

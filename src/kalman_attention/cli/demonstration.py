@@ -10,7 +10,7 @@ from torch import Tensor
 from kalman_attention import ScanOutput, discretise, kla_scan
 from kalman_attention._tables import Table, print_table, render
 from kalman_attention.benchmarks.measure import Shape, fastest, make_inputs, scan_pass
-from kalman_attention.cli.watch import Watch
+from kalman_attention.cli.watch import CellProgress
 from kalman_attention.ops.engines import ENGINES, REFERENCE
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.demo import EXPERIMENT, SUMMARY, TRACKING, TRACKING_SUMMARY
@@ -60,7 +60,7 @@ def demonstrate(out: Path) -> None:
 
 def _learn(results: Results) -> list[Section]:
     cells = EXPERIMENT.cells("cpu")
-    watch = Watch(results, period=10.0)
+    watch = CellProgress(results, period=10.0)
     found = run_cells(cells, results, jobs=2, say=watch.say, watch=watch)
     copying, tracking = EXPERIMENT.tables("cpu", found)
     for table in (copying, tracking):

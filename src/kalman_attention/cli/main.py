@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import kalman_attention
 from kalman_attention.cli import terminal
-from kalman_attention.cli.parser import Parser, summary
+from kalman_attention.cli.parser import Parser, verb_summary
 from kalman_attention.cli.paths import check_device, in_words
 from kalman_attention.cli.verbs import (
     bench,
@@ -131,7 +131,7 @@ def build_parser() -> Parser:
     )
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     for verb in VERBS:
-        name, text = verb.__name__.rpartition(".")[2], summary(verb.__doc__)
+        name, text = verb.__name__.rpartition(".")[2], verb_summary(verb.__doc__)
         sub = verbs.add_parser(name, help=text, description=text)
         sub.set_defaults(verb=verb.run, parser=sub)
         verb.add_arguments(sub)

@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
             file.write(visible(message) if file.isatty() else message)
 
 
-def summary(doc: str | None) -> str:
+def verb_summary(doc: str | None) -> str:
     """What a verb does: the first line of its module's docstring, after the name."""
     text = (doc or "").split("\n", 1)[0].partition(": ")[2]
     return re.sub("`+", "`", text).removesuffix(".")

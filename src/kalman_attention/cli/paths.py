@@ -35,7 +35,7 @@ def in_words(error: OSError) -> str:
     return _WORDS[error.errno].format(error.filename) + "."
 
 
-def check_folder(path: Path) -> Path:
+def writable_folder(path: Path) -> Path:
     """Raise an error if a folder cannot be written to; nothing is created."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file, where a folder is needed.")
@@ -43,7 +43,7 @@ def check_folder(path: Path) -> Path:
     return path
 
 
-def check_file(path: Path) -> Path:
+def writable_file(path: Path) -> Path:
     """Raise an error if a file cannot be written; nothing is created."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name a file in it.")
@@ -68,12 +68,12 @@ def _check_place(folder: Path) -> None:
 
 def out_folder(text: str) -> Path:
     """The type of an option that names a folder to write to."""
-    return _as_type(check_folder, text)
+    return _as_type(writable_folder, text)
 
 
 def out_file(text: str) -> Path:
     """The type of an option that names a file to write."""
-    return _as_type(check_file, text)
+    return _as_type(writable_file, text)
 
 
 def read_texts(paths: Sequence[Path]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from kalman_attention.recipes.cell import Cell, Results
 from kalman_attention.train.metrics import METRICS
 
 
-class Watch:
+class CellProgress:
     """Shows the progress of running cells: live on a terminal, periodically elsewhere.
 
     Args:

@@ -55,10 +55,15 @@ def _options(kind: type[Options], args: argparse.Namespace) -> Options:
 
 
 def _add_scan(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", choices=["goals", "sweep"], help="one of the two (default: both)")
+    parser.add_argument(
+        "--only", choices=["goals", "sweep"], help="one of the two parts (default: both)"
+    )
     add_device(parser)
     parser.add_argument(
-        "--engines", nargs="+", metavar="ENGINE", help="for the sweep (default: all usable ones)"
+        "--engines",
+        nargs="+",
+        metavar="ENGINE",
+        help="engines of the sweep (default: all usable ones)",
     )
     _add_sweep(parser, BENCH)
 
@@ -80,7 +85,9 @@ def _run_scan(args: argparse.Namespace) -> int:
 
 def _add_gpu(parser: argparse.ArgumentParser) -> None:
     _add_sweep(parser, "runs/gpu-report")
-    parser.add_argument("--dry-run", action="store_true", help="without a GPU: what needs none")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="without a GPU, report what needs none"
+    )
 
 
 def _run_gpu(args: argparse.Namespace) -> int:
@@ -96,7 +103,10 @@ def _add_sweep(parser: argparse.ArgumentParser, out: str) -> None:
     _add_size(parser, "channels", SweepOptions.channels, "channels, D")
     _add_size(parser, "slots", SweepOptions.slots, "slots, N")
     _add_seconds(
-        parser, "patience", SweepOptions.patience, "seconds of a pass before an engine gives up"
+        parser,
+        "patience",
+        SweepOptions.patience,
+        "an engine gives up before a pass takes more than S seconds",
     )
     _add_out(parser, out)
 
@@ -109,19 +119,19 @@ def _add_layer(parser: argparse.ArgumentParser) -> None:
         parser,
         "mamba-up-to",
         LayerOptions.mamba_up_to,
-        "longest T for transformers' Mamba, whose CPU path takes minutes beyond",
+        "longest T for Mamba of transformers, which takes minutes beyond it on a CPU",
     )
     parser.add_argument(
         "--value",
         choices=("stream", "project"),
         default=LayerOptions.value,
-        help="where values come from",
+        help="source of the values",
     )
     add_number(
         parser,
         "--precision-rank",
         numbers.positive_int,
-        "rank of the precision's projection (default: full)",
+        "rank of the projection to the precision (default: full)",
     )
     _add_out(parser)
 
@@ -136,10 +146,15 @@ def _run_layer(args: argparse.Namespace) -> int:
 def _add_mixers(parser: argparse.ArgumentParser) -> None:
     _add_sizes(parser, "lengths", MixerOptions.lengths, "sequence lengths")
     _add_model(parser, MixerOptions)
-    parser.add_argument("--mixers", nargs="+", metavar="MIXER", help="which ones (default: all)")
+    parser.add_argument(
+        "--mixers", nargs="+", metavar="MIXER", help="mixers to measure (default: all)"
+    )
     _add_rounds(parser, MixerOptions, per="length")
     _add_seconds(
-        parser, "patience", MixerOptions.patience, "seconds of a call before a mixer gives up"
+        parser,
+        "patience",
+        MixerOptions.patience,
+        "a mixer gives up before a call takes more than S seconds",
     )
     rivals = parser.add_argument_group("public implementations on CPU, where installed")
     rivals.add_argument(
@@ -154,9 +169,9 @@ def _add_mixers(parser: argparse.ArgumentParser) -> None:
         rivals,
         "rivals-backward-up-to",
         MixerOptions.rivals_backward_up_to,
-        "longest T with gradients, which take some of them minutes beyond",
+        "longest T with gradients; beyond it, some take minutes",
     )
-    _add_size(rivals, "rival-repeats", MixerOptions.rival_repeats, "rounds at most")
+    _add_size(rivals, "rival-repeats", MixerOptions.rival_repeats, "maximum number of rounds")
     _add_out(parser)
 
 
@@ -176,10 +191,10 @@ def _add_decode(parser: argparse.ArgumentParser) -> None:
         "--preset",
         default=DecodeOptions.preset,
         metavar="NAME",
-        help="language model, with random weights, whose time is compared with that of its bytes",
+        help="language model with random weights, compared with the time to read its weights",
     )
     _add_rounds(parser, DecodeOptions, per="model and turn")
-    parser.add_argument("--no-plot", action="store_true", help="numbers only")
+    parser.add_argument("--no-plot", action="store_true", help="draw no figure")
     _add_out(parser)
 
 
@@ -209,8 +224,8 @@ def _add_model(parser: argparse.ArgumentParser, defaults: Model) -> None:
 
 
 def _add_rounds(parser: argparse.ArgumentParser, defaults: Model, *, per: str) -> None:
-    _add_size(parser, "repeats", defaults.repeats, "rounds at most")
-    _add_seconds(parser, "seconds", defaults.seconds, f"time for all rounds of a {per}, about")
+    _add_size(parser, "repeats", defaults.repeats, "maximum number of rounds")
+    _add_seconds(parser, "seconds", defaults.seconds, f"approximate time for all rounds of a {per}")
 
 
 def _add_size(parser: Any, name: str, default: int, text: str) -> None:
@@ -242,7 +257,7 @@ SUBJECTS = {
         _run_layer,
     ),
     "mixers": Subject(
-        "all mixers at equal width and state, and against public CPU versions",
+        "all mixers at equal width and state, and public implementations on CPU",
         _add_mixers,
         _run_mixers,
     ),
@@ -252,12 +267,12 @@ SUBJECTS = {
         _run_decode,
     ),
     "gpu": Subject(
-        "report of a GPU machine: accuracy, the paper's scaling figures, resources",
+        "report on a GPU: accuracy, the paper's scaling figures, resources",
         _add_gpu,
         _run_gpu,
     ),
     "roofline": Subject(
-        "what bytes and operations of the Triton engine allow on two GPUs",
+        "predicted speed of the Triton engine on two GPUs, from bytes and operations",
         _add_roofline,
         _run_roofline,
     ),

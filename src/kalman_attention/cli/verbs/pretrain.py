@@ -16,7 +16,7 @@ from kalman_attention.cli.arguments import (
     add_number,
     add_out_folder,
 )
-from kalman_attention.cli.paths import DATA, RUNS, check_folder
+from kalman_attention.cli.paths import DATA, RUNS, writable_folder
 from kalman_attention.cli.verbs.sizes import MODEL_NAMES
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _train(args: argparse.Namespace, chosen: "PretrainRecipe", parallel: "Parall
     from kalman_attention.recipes.pretrain_run import SUMMARY, pretrain
 
     main = parallel is None or parallel.main
-    shards, out = args.shards or DATA, args.out or check_folder(RUNS / args.recipe)
+    shards, out = args.shards or DATA, args.out or writable_folder(RUNS / args.recipe)
     if main:
         print(f"{plan_table(chosen, shards)}\n\nshards: {shards}, run: {out}", flush=True)
     pretrain(

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from kalman_attention.cli.arguments import add_out_file
-from kalman_attention.cli.paths import check_file
+from kalman_attention.cli.paths import writable_file
 
 LEAD = (
     "Sequence mixing as exact Bayesian filtering, measured. Figures in brackets are the paper's, "
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(
             f"{args.runs} contains no results. To make some: kla reproduce mad --scale smoke"
         )
-    path = args.out or check_file(args.runs / "report.html")
+    path = args.out or writable_file(args.runs / "report.html")
     write_page(path, LEAD, sections, read_verdicts(args.runs))
     print(f"report: {path}")
     return 0

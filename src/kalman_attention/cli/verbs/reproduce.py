@@ -10,7 +10,7 @@ from kalman_attention._tables import markdown, print_table
 from kalman_attention.cli import numbers
 from kalman_attention.cli.arguments import add_folder, add_number
 from kalman_attention.cli.parser import listing
-from kalman_attention.cli.paths import check_folder
+from kalman_attention.cli.paths import writable_folder
 from kalman_attention.recipes.cell import Cell, Results
 from kalman_attention.recipes.experiment import SCALES, Experiment, Scale
 from kalman_attention.recipes.registry import EXPERIMENTS, load_experiment
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     """Compute what is missing, then print tables and draw figures of all results."""
     results = Results(args.out, args.scale)
     if not args.list:
-        check_folder(args.out)
+        writable_folder(args.out)
     if args.experiment in FIGURES:
         for path in _look(args.experiment, results, args.scale):
             print(path)
@@ -99,12 +99,12 @@ def run(args: argparse.Namespace) -> int:
             folder.mkdir(parents=True, exist_ok=True)
             places = experiment.prepare(folder)
         chosen = [_placed(cell, places) for cell in chosen]
-        from kalman_attention.cli.watch import Watch
+        from kalman_attention.cli.watch import CellProgress
         from kalman_attention.recipes.runner import run_cells
 
         source = experiment.source or "not in the paper"
         print(f"{experiment.name} ({source}), scale {args.scale}: {len(chosen)} cells")
-        watch = Watch(results)
+        watch = CellProgress(results)
         run_cells(chosen, results, jobs=args.jobs, say=watch.say, watch=watch)
     show(experiment, args.scale, results, cells)
     if experiment.name == "series" and not args.table:
