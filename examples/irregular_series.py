@@ -1,4 +1,4 @@
-"""A series with uneven time stamps and missing values: fit, filter, smooth, and fill the gaps.
+"""A series with irregular time stamps and missing values: fit, filter, smooth, and fill the gaps.
 
 Missing is not masked. A missing value has precision 0: time passes and the belief gets less sure.
 A mask would say that there is no token at all: no time passes, and the output there means nothing.
@@ -33,7 +33,7 @@ def main() -> None:
     torch.manual_seed(0)
     (dt, signal, v), k = simulate(300), torch.ones(1, 300, 1)
     seen = torch.rand_like(v) < 0.8
-    v = v.where(seen, torch.nan).unsqueeze(-1)  # NaN stands where nothing was seen; it is not read
+    v = v.where(seen, torch.nan).unsqueeze(-1)  # NaN where nothing was observed; it is never read
     logs = torch.zeros(3, requires_grad=True)  # log of decay rate, diffusion, observation noise
     optimiser = torch.optim.Adam([logs], lr=0.1)
     for step in range(steps):

@@ -19,7 +19,7 @@ class Forecaster(nn.Module):
         self.decode = nn.Linear(width, 1)
 
     def forward(self, x: Tensor, state=None):
-        """Predictions, and the state to go on from."""
+        """Predictions, and the state to continue from."""
         y, _, state = self.filter.mix(h := self.encode(x), state)
         return self.decode(h + y), state
 

@@ -189,8 +189,8 @@ def test_state_tracking() -> None:
 FORMS = {
     "the paper's layer": "kla",
     "shared by blocks of four": "shared 4",
-    "the same, turning": "shared 4, turning",
-    "the start of `KLAConfig.tracking`": "tracking start",
+    "the same, rotating": "shared 4, turning",
+    "the initialisation of `KLAConfig.tracking`": "tracking start",
 }
 
 

@@ -159,7 +159,7 @@ def test_every_recipe_is_whole(name):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_tokens": 100}, "nearest that is: 96 tokens"),
+        ({"batch_tokens": 100}, "nearest multiple is 96 tokens"),
         ({"tokens": 0}, "tokens must be at least 1"),
     ],
 )

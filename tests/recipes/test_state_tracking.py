@@ -38,11 +38,11 @@ def row(title: str, name: str, depth: int) -> list[str]:
 
 
 def test_tables_show_best_and_median_over_seeds_and_how_many_solve_it():
-    whole = row("a5, whole", "rotating-kla", 1)
+    whole = row("a5, sequences", "rotating-kla", 1)
     assert whole == ["100 / 100", "100 / 90", "100 / 80", "95 / 0", "50 / 0"]
     seeds = row("a5, seeds", "rotating-kla", 1)
     assert seeds == ["2 of 3", "2 of 3", "1 of 3", "1 of 3", "0 of 3"]
-    assert row("a5, whole", "mamba", 1) == ["-"] * 5
+    assert row("a5, sequences", "mamba", 1) == ["-"] * 5
     assert row("parity", "rotating-kla", 1) == ["100", "100", "100", "100", "25"]
     assert median(RESULTS, "rotating-kla", "a5", 1, 64) == 0.9
     assert median(RESULTS, "kla", "a5", 1, 64) is None

@@ -109,7 +109,7 @@ def _effort(result: dict[str, Any]) -> list[str]:
 
 EXPERIMENT = Experiment(
     name="demo",
-    source="the small sister of tab:accuracy-heatmap",
+    source="a small version of tab:accuracy-heatmap",
     cells=cells,
     tables=tables,
 )

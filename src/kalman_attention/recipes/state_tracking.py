@@ -313,7 +313,7 @@ def _solved(
 
 EXPERIMENT = Experiment(
     name="state-tracking",
-    source="beside fig:a5-min-layers",
+    source="related to fig:a5-min-layers",
     cells=cells,
     tables=tables,
 )

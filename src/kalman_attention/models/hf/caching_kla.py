@@ -73,7 +73,7 @@ class StateCacheLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         self._mark(False)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Let every row go on from the beam it was chosen from."""
+        """Let every row continue from the beam it was chosen from."""
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -197,7 +197,7 @@ class AttentionCacheLayer(DynamicLayer):
         self.is_initialized = False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Let every row go on from the beam it was chosen from."""
+        """Let every row continue from the beam it was chosen from."""
         super().reorder_cache(beam_idx)
         self._rows(lambda real: real.index_select(0, beam_idx.to(real.device)))
 
@@ -280,7 +280,7 @@ class StaticAttentionCacheLayer(StaticLayer):
             self.cumulative_length.zero_()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Let every row go on from the beam it was chosen from."""
+        """Let every row continue from the beam it was chosen from."""
         if self.state is not None:
             for x in (self.keys, self.values, self.state.real, self.state.seen):
                 assert x is not None
