@@ -136,6 +136,7 @@ def _speed(args: argparse.Namespace, opened: dict[str, "FinishedRun"]) -> dict[s
     from kalman_attention.benchmarks.measure import fastest
     from kalman_attention.recipes.comparison import training_passes
 
+    # Limited by time, not by the number of rounds.
     least = fastest(training_passes(opened), seconds=args.seconds, most=1_000)
     found = {name: opened[name].recipe.batch_tokens / s for name, s in least.items()}
     data = {"tokens_per_second": found, "about": about()}
