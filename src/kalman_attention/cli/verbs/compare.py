@@ -10,12 +10,7 @@ from kalman_attention._progress import Progress
 from kalman_attention._reading import read_json
 from kalman_attention._tables import Table, render
 from kalman_attention.cli import numbers
-from kalman_attention.cli.arguments import (
-    add_folder,
-    add_number,
-    add_out_folder,
-    add_threads,
-)
+from kalman_attention.cli.arguments import add_folder, add_number, add_out_folder, add_threads
 from kalman_attention.cli.verbs.eval import harness_module
 from kalman_attention.evaluation.benchmarks import checksum
 from kalman_attention.recipes.machine import about
