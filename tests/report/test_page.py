@@ -179,7 +179,9 @@ def test_verdicts_lead_to_what_they_rest_on():
 
 
 def test_labels_of_the_latex_are_not_shown():
-    source = page(Section(name="a5", title="A5", source="related to fig:a5-min-layers", scale="cpu"))
+    source = page(
+        Section(name="a5", title="A5", source="related to fig:a5-min-layers", scale="cpu")
+    )
     assert "paper: related to figure 1a" in source
     assert "fig:" not in source
 
