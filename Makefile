@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-triton test-hf-newest lint format docs bench fuzz gpu-compile gpu-report \
-	sanitize emulate-avx512 test-cuda sanitize-cuda clean
+	sanitize emulate-avx512 emulate test-cuda sanitize-cuda wheel-check clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -102,6 +102,25 @@ emulate-avx512: $(STAMP) ## the kernel's 64-byte vectors on a machine that has o
 	KLA_CPU_LIBRARY=$(CURDIR)/build/emulate/_kla_cpu.so OMP_NUM_THREADS=2 \
 	$(BIN)/python -m pytest -q -p no:xdist tests/ops -k "(cpu or linear) and not inductor"
 
+# The engine's own tests, its calls sent to the library in an emulator (tests/native). Debian's
+# packages: g++-aarch64-linux-gnu qemu-user. Not there: OpenMP, fork, Python and torch.
+ARM      := aarch64-linux-gnu
+EMULATED_TESTS ?= tests/ops/test_cpu_kernel.py tests/ops/test_cpu_segments.py tests/ops/test_cpu_slots.py \
+	tests/ops/test_edges.py tests/ops/test_engines.py tests/ops/test_frames.py tests/ops/test_gaps.py \
+	tests/ops/test_shared_precision.py tests/ops/test_smooth.py tests/nn/test_decoding.py
+ON_REMOTE = OMP_NUM_THREADS=1 KLA_REMOTE_CPU="$(1)" $(BIN)/python -m pytest -q -p no:xdist \
+	-p tests.native.remote $(EMULATED_TESTS) -k "(cpu or linear or decod) and not inductor $(LOCAL_ONLY)"
+LOCAL_ONLY := and not fork and not failure and not missing_library and not openmp
+
+emulate: $(STAMP) ## the native kernels on ARM (NEON) and on x86-64 without AVX, under qemu-user
+	cmake -S . -B build/aarch64 -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+		-DCMAKE_CXX_COMPILER=$(ARM)-g++ $(EMULATE_FLAGS) >/dev/null
+	cmake --build build/aarch64 -j 2 >/dev/null
+	$(ARM)-g++ -std=c++17 -O1 tests/native/calls.cpp -o build/aarch64/calls -ldl
+	$(call ON_REMOTE,qemu-aarch64 -L /usr/$(ARM) build/aarch64/calls build/aarch64/_kla_cpu.so)
+	g++ -std=c++17 -O1 tests/native/calls.cpp -o build/calls -ldl
+	$(call ON_REMOTE,qemu-x86_64 -cpu Nehalem build/calls src/kalman_attention/ops/cpu/_kla_cpu.so)
+
 # Rows cut at every chunk, threads in random order, every program through NVRTC and nvcc.
 test-cuda: $(STAMP) $(EMULATED) ## the CUDA kernels on the host, and compiled for three devices
 	KLA_CUDA_EMULATION=$(CURDIR)/$(EMULATED) OMP_NUM_THREADS=1 \
@@ -119,6 +138,12 @@ sanitize-cuda: $(STAMP) ## the emulated CUDA kernels with AddressSanitizer and U
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
 	$(BIN)/python -m pytest -q -p no:xdist tests/ops -k "cuda and not inductor and not compile"
+
+wheel-check: $(STAMP) ## build archive and wheel, install them where there is no compiler, use them
+	rm -rf dist
+	$(BIN)/python -m build $(BUILD_FLAGS) --outdir dist .
+	KLA_TEST_DIST=dist $(BIN)/python -m pytest -q -p no:xdist \
+		tests/first_hour/test_archives.py tests/first_hour/test_install.py
 
 clean:           ## remove the environment and everything generated
 	rm -rf $(VENV) $(VENV)-hf build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

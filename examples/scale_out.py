@@ -10,8 +10,8 @@ import torch
 
 from kalman_attention import KLAConfig, LanguageModel, LanguageModelConfig
 from kalman_attention.parallel import Parallel, from_environment
-from kalman_attention.plots.files import save_figure
-from kalman_attention.plots.scale_out import plot_scale_out
+from kalman_attention.plots.common import save_figure
+from kalman_attention.plots.training import plot_scale_out
 from kalman_attention.recipes.machine import about
 from kalman_attention.train import TensorBatches, TrainConfig, fit, token_loss
 

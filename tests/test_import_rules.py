@@ -55,6 +55,7 @@ MAY_IMPORT = {
 """What each part of the package may import, besides itself; ``__init__`` is the public surface."""
 
 ONLY_IN = {
+    "argparse": ("cli",),  # everything else takes typed arguments
     "jinja2": ("explorer.page", "report.page"),
     "markupsafe": ("explorer.page", "report.page"),
     "matplotlib": ("plots",),
@@ -145,14 +146,16 @@ def test_direction_of_import(module):
         ("losses", "from kalman_attention.filtering.moment import KLAState"),
         ("cli.demo", "import matplotlib.pyplot as plt"),
         ("cli.verbs.report", "import jinja2"),
+        ("benchmarks.scan", "import argparse"),
+        ("benchmarks.scan", "from kalman_attention.cli.paths import BENCH"),
         ("report.page", "import matplotlib.pyplot as plt"),
-        ("report.page", "from kalman_attention.cli.paths import check_file"),
+        ("report.page", "from kalman_attention.cli.paths import writable_file"),
         ("recipes.mad", "from kalman_attention.report.page import Section"),
         ("models.block", "from transformers import PreTrainedModel"),
         ("ops.torch.associative", "from torch.utils.cpp_extension import load"),
         ("ops.kla_scan", "from cuda.bindings import nvrtc"),
         ("ops.kla_scan", "from kalman_attention.tools.selfcheck import Case"),
-        ("plots.belief", "from kalman_attention.filtering.ou import discretise"),
+        ("plots.uncertainty", "from kalman_attention.filtering.ou import discretise"),
         ("evaluation.synthetic", "import urllib.request"),
         ("train.checkpoint", "import pickle"),
         ("models.block", "import torch.distributed as dist"),
@@ -161,6 +164,14 @@ def test_direction_of_import(module):
 )
 def test_the_rules_can_be_broken(module, source):
     assert violations(module, source)
+
+
+def test_verbs_do_not_call_the_command_line():
+    # A verb that needs another one calls the function behind it, not the program.
+    for module, path in FILES.items():
+        if within(module, ("cli.verbs",)):
+            found = [ours(name) for name in imports(path.read_text())]
+            assert not [target for target in found if target and within(target, ("cli.main",))]
 
 
 def test_engines_do_not_import_each_other():

@@ -1,4 +1,4 @@
-"""The benches of layer and decoding run, print tables and write numbers."""
+"""Benchmarks print tables and write numbers, from the command line and from Python."""
 
 import json
 
@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from kalman_attention import KLA, KLAConfig
+from kalman_attention.benchmarks import DecodeOptions, LayerOptions, MixerOptions, SweepOptions
 from kalman_attention.benchmarks import layer as bench_layer
 from kalman_attention.benchmarks import mixers as bench_mixers
 from kalman_attention.benchmarks.measure import Shape, make_inputs
-from kalman_attention.cli.main import main
+from kalman_attention.cli.main import main, parse
+from kalman_attention.cli.verbs import bench
 from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.sizes import mixer_size
 from kalman_attention.ops.arithmetic import needed_dtype
@@ -18,6 +20,36 @@ from kalman_attention.ops.contract import ScanInputs
 
 def call(*argv):
     return main([str(a) for a in argv])
+
+
+@pytest.mark.parametrize(
+    ("subject", "kind"),
+    [
+        ("scan", SweepOptions),
+        ("gpu", SweepOptions),
+        ("layer", LayerOptions),
+        ("mixers", MixerOptions),
+        ("decode", DecodeOptions),
+    ],
+)
+def test_the_command_line_has_every_option_and_its_default(subject, kind):
+    assert bench._options(kind, parse(["bench", subject])) == kind()
+
+
+def test_from_python(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    options = MixerOptions(
+        lengths=(8,), width=16, state=4, mixers=["kla"], rivals_at=(), repeats=1, threads=1
+    )
+    results = bench_mixers.bench_mixers(options)
+    assert set(results["sweep"]["passes"]["forward"]["kla"]["seconds"]) == {8}
+    assert "results:" not in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    assert torch.get_num_threads() == threads
+    assert bench_mixers.bench_mixers(options, out=tmp_path)["settings"] == results["settings"]
+    written = json.loads((tmp_path / "mixers.json").read_text())
+    assert written["settings"] == {**results["settings"], "lengths": [8], "rivals_at": []}
 
 
 def test_layer(tmp_path, capsys):

@@ -22,7 +22,7 @@ def test_build_check_and_damage(tmp_path, capsys):
     assert "300 tokens in the vocabulary, validation is the last shard" in said
     assert ShardedTokens(out).index.total("documents") == 60
     assert main(["data", "check", str(out)]) == 0
-    assert "as it should be" in capsys.readouterr().out
+    assert "all checksums, documents and token ids are valid" in capsys.readouterr().out
     path = out / "train_00000.bin"
     content = bytearray(path.read_bytes())
     content[0] ^= 1
@@ -44,7 +44,7 @@ def test_bad_text_is_reported(tmp_path, capsys):
     assert "40 of its first 559 bytes are invalid" in capsys.readouterr().err
     assert main([*command, "--replace-invalid"]) == 0
     said = capsys.readouterr().out
-    assert "40 documents were not valid UTF-8: 40 places became U+FFFD" in said
+    assert "40 documents were not valid UTF-8: 40 invalid sequences became U+FFFD" in said
     assert "validation is every 5th document" in said
 
 

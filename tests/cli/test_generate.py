@@ -80,7 +80,7 @@ def test_prompt_from_standard_input(folder, capsys, monkeypatch):
 def test_uncertainty_in_numbers_where_there_are_no_colours(folder, capsys, kind):
     found = said(capsys, folder, "the", *SHORT, "--seed", "3", "--uncertainty", kind)
     legend, _, text = found.partition("\n")
-    assert legend == f"{kind} of each token in nats, in braces after it"
+    assert legend == f"{kind} of each token in nats, in braces after the token"
     assert "{" in text
     assert "\x1b" not in found
 
@@ -98,7 +98,7 @@ def test_uncertainty_in_colours(folder, monkeypatch, setting, code):
     monkeypatch.setattr(sys, "stdout", screen)
     assert main(["generate", folder, "the", *SHORT, "--uncertainty", "--seed", "3"]) == 0
     found = screen.getvalue()
-    assert found.startswith("entropy in nats, from least to most here: ")
+    assert found.startswith("entropy in nats, from lowest to highest: ")
     assert found.count(f"\x1b[{code}") == found.count("\x1b[0m") > 5
 
 

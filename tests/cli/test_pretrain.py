@@ -119,7 +119,7 @@ def test_the_newest_run_is_meant(here, capsys):
 
 def test_without_matplotlib(here, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for name in ("files", "pretraining"):
+    for name in ("common", "training"):
         monkeypatch.delitem(sys.modules, f"kalman_attention.plots.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["pretrain", "nano", *TINY, "--quiet"]) == 0

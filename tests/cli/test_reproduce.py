@@ -4,7 +4,7 @@ import json
 import pytest
 
 from kalman_attention.cli.main import main
-from kalman_attention.cli.watch import Watch, last_record
+from kalman_attention.cli.watch import CellProgress, last_record
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.inspection import trained_kla
 from kalman_attention.recipes.registry import load_experiment
@@ -57,7 +57,7 @@ def test_watching_reads_the_last_lines_of_running_cells(tmp_path):
     cell = load_experiment("a5").cells("smoke")[0]
     folder = results.workplace(cell)
     stream = io.StringIO()
-    watch = Watch(results, stream=stream, period=0.0)
+    watch = CellProgress(results, stream=stream, period=0.0)
     watch([cell])
     assert stream.getvalue() == ""  # it has written nothing yet
     folder.mkdir(parents=True)

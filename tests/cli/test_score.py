@@ -35,7 +35,7 @@ def test_files_and_tables(folder, tmp_path, capsys):
     given = ["--window", "16", "--reference", str(known), "--out", str(out), "--show", "3"]
     assert main(["score", str(folder), str(file), *given]) == 0
     said = capsys.readouterr().out
-    assert "of layer 1, counted from 0; layers without: 0 (attention)." in said
+    assert "layer 1, counted from 0; layers without: 0 (attention)." in said
     found = json.loads((out / "scores.json").read_text())
     record, lm, words = found["texts"][str(file)], model("attention + kla"), tokenizer()
     ids = words.encode(file.read_text())
@@ -64,7 +64,7 @@ def test_models_without_a_belief_say_so(tmp_path, capsys):
     checkpoint(tmp_path / "gpt", plan="attention")
     assert main(["score", str(tmp_path / "gpt"), str(written(tmp_path / "a.txt"))]) == 0
     said = capsys.readouterr().out
-    assert "none, for no layer of this model holds a belief" in said
+    assert "none, as this model has no KLA layer" in said
     assert "gain" not in said.partition("\n")[2]
 
 

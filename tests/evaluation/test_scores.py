@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from kalman_attention.evaluation.scores import PADDING, cut, score_windows
+from kalman_attention.ops.smooth import kla_innovations
 from tests.models.small import PLANS, small, text
 
 
@@ -62,6 +63,26 @@ def test_samples_split_the_entropy():
     assert known(found.epistemic).mean() > 1e-4
     assert "epistemic" in found.of_tokens()
     assert "epistemic" not in score_windows(model, cut(tokens, 0, 8)).of_tokens()
+
+
+def test_the_noise_scale_follows_the_values():
+    """It is what the innovations of one layer say, and only on request."""
+    model, ids = small("attention + kla").eval(), text(2, 9)
+    found = score_windows(model, ids, noise_scale=True)
+    added = found.scaled_variance[:, 1] - found.log_variance[:, 1]
+    seen = []
+    with torch.no_grad():
+        model.walk(model.embed(ids), visit=lambda _, output: seen.append(output.readout))
+        e = seen[1].evidence
+        a_bar, p_bar, prior = model.stack()[1].mixer.prior(2)
+        normalised = kla_innovations(e.k, e.v, e.lam_v, a_bar, p_bar, state=prior).normalised
+    count = 1.0 + torch.arange(1.0, 10.0)[:, None]
+    factor = (1.0 + normalised.mean(2).cumsum(1)) / count
+    np.testing.assert_allclose(added, factor.log().mean(-1)[:, 1:], rtol=1e-4, atol=1e-5)
+    assert "scaled_variance" in found.of_windows()
+    assert "scaled_variance" not in score_windows(model, ids).of_windows()
+    shared = small("kla", kla={"shared_slots": 2}).eval()
+    assert "scaled_variance" not in score_windows(shared, ids, noise_scale=True).of_tokens()
 
 
 def test_padding_has_no_scores():

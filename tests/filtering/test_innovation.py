@@ -8,7 +8,7 @@ import torch
 
 from kalman_attention.filtering import moment
 from kalman_attention.filtering.evidence import token_evidence
-from kalman_attention.filtering.innovation import log_likelihood, normalised_innovation
+from kalman_attention.filtering.innovation import log_likelihood, noise_scale, normalised_innovation
 from kalman_attention.filtering.moment import KLAState
 from tests.oracles import joint_prior
 from tests.systems import System, assert_close, random_state, random_system
@@ -85,3 +85,59 @@ def test_a_local_level_model_of_filterpy() -> None:
         assert square.item() == pytest.approx(surprise, rel=1e-10, abs=1e-14)
         phi, b = token_evidence(one, v[t : t + 1], lam)
         state = moment.update(prior, phi, b)
+
+
+def one_slot(T: int) -> tuple[System, KLAState]:
+    return random_system(B=1, T=T, N=1, D=1, seed=7), random_state(rows=1, N=1, D=1)
+
+
+def predictive_densities(
+    x: System, state: KLAState
+) -> tuple[torch.Tensor, list[tuple[float, float]]]:
+    """Normalised innovations ``[1, T, 1, 1]``; error and variance of every one-step prediction."""
+    phi, b = token_evidence(x.k, x.v, x.lam_v)
+    normalised, moments = [], []
+    for t in range(x.v.shape[1]):
+        prior = moment.predict(state, x.a_bar, x.p_bar)
+        normalised.append(normalised_innovation(prior, x.k[:, t], x.v[:, t], x.lam_v[:, t]))
+        k = x.k[0, t, 0]
+        error = x.v[0, t, 0] - k * prior.mean[0, 0, 0]
+        moments.append((float(error), float(k**2 * prior.variance[0, 0, 0] + 1 / x.lam_v[0, t, 0])))
+        state = moment.update(prior, phi[:, t], b[:, t])
+    return torch.stack(normalised, 1), moments
+
+
+def test_the_noise_scale_makes_predictions_student_t() -> None:
+    """Their product is the density of all values with the common factor integrated out."""
+    stats = pytest.importorskip("scipy.stats")
+    integrate = pytest.importorskip("scipy.integrate")
+    freedom, (x, state) = 3.0, one_slot(T=6)
+    normalised, moments = predictive_densities(x, state)
+    found = noise_scale(normalised, x.lam_v, freedom=freedom)
+    factors = [1.0, *found.factor[0, :-1, 0].tolist()]
+    freedoms = [freedom, *found.freedom[0, :-1, 0].tolist()]
+    total = sum(
+        stats.t.logpdf(e, n, scale=np.sqrt(c * S))
+        for (e, S), c, n in zip(moments, factors, freedoms, strict=True)
+    )
+
+    def integrand(log_c: float) -> float:
+        c = np.exp(log_c)
+        given = sum(stats.norm.logpdf(e, scale=np.sqrt(c * S)) for e, S in moments)
+        prior = stats.invgamma.logpdf(c, freedom / 2, scale=freedom / 2)
+        return float(np.exp(given + prior + log_c))
+
+    expected, _ = integrate.quad(integrand, -12, 12, epsabs=0, epsrel=1e-11, limit=400)
+    np.testing.assert_allclose(total, np.log(expected), rtol=1e-9)
+
+
+def test_missing_values_leave_the_noise_scale_alone() -> None:
+    x, state = one_slot(T=5)
+    lam_v = x.lam_v.clone()
+    lam_v[:, 2] = 0.0
+    normalised, _ = predictive_densities(x._replace(lam_v=lam_v), state)
+    found = noise_scale(normalised, lam_v)
+    assert torch.equal(found.factor[:, 2], found.factor[:, 1])
+    assert torch.equal(found.freedom[:, 2], found.freedom[:, 1])
+    with pytest.raises(ValueError, match="positive"):
+        noise_scale(normalised, lam_v, freedom=0.0)

@@ -1,7 +1,12 @@
-"""The README's plain install: a new environment with what ``pip install .`` brings, no more."""
+"""The README's plain install: a new environment with what ``pip install .`` brings, no more.
+
+With ``KLA_TEST_DIST``, a folder of built archives, the wheel there is installed instead, where no
+compiler can be found; `make wheel-check` does that.
+"""
 
 import os
 import re
+import shlex
 import subprocess
 import venv
 from pathlib import Path
@@ -9,10 +14,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+DIST = os.environ.get("KLA_TEST_DIST", "")
+PACKAGE = "src/kalman_attention"
+INSTALL = ("install", "-q", "--no-compile", "-c", ROOT / "constraints.txt")
 
 pytestmark = [
     pytest.mark.skipif(
-        os.environ.get("KLA_TEST_INSTALL") != "1",
+        os.environ.get("KLA_TEST_INSTALL") != "1" and not DIST,
         reason="installs torch into a new environment; `make test` does it (KLA_TEST_INSTALL=1)",
     ),
     pytest.mark.xdist_group("install"),  # one environment, whatever the number of workers
@@ -25,12 +33,24 @@ def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plain")
     venv.create(folder / "venv", with_pip=True)
     found = folder / "venv" / "bin"
-    install = [found / "pip", "install", "-q", "--no-compile", "-c", ROOT / "constraints.txt"]
     # Nothing is written into the checkout. The kernels are not optimised, which takes minutes: the
     # environment of these tests was built from the same CMakeLists.txt with the flags of a release.
-    build = ["-C", f"build-dir={folder / 'build'}", "-C", "cmake.build-type=Debug"]
-    subprocess.run([*install, *build, ROOT], check=True, env=_clean())
+    build = ["-C", f"build-dir={folder / 'build'}", "-C", "cmake.build-type=Debug", ROOT]
+    done = _run(found / "pip", *INSTALL, *([one("*.whl")] if DIST else build), cwd=folder)
+    assert done.returncode == 0, done.stderr
     return found
+
+
+def one(pattern: str) -> Path:
+    """The archive of the folder that a pattern means."""
+    (found,) = Path(DIST).resolve().glob(pattern)
+    return found
+
+
+def without_compilers() -> dict[str, str]:
+    """The environment of a machine where nobody has installed one."""
+    # CMake looks in places of its own too, unless it is told a name.
+    return _clean() | {"CC": "no-compiler", "CXX": "no-compiler", "PATH": "/nowhere"}
 
 
 def _clean() -> dict[str, str]:
@@ -40,8 +60,9 @@ def _clean() -> dict[str, str]:
 
 
 def _run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = without_compilers() if DIST else _clean()
     options = {"capture_output": True, "text": True, "check": False}
-    return subprocess.run(command, cwd=cwd, env=_clean(), **options)
+    return subprocess.run(command, cwd=cwd, env=env, **options)
 
 
 def test_it_brings_what_it_declares_and_the_checker_is_content(
@@ -56,6 +77,13 @@ def test_it_brings_what_it_declares_and_the_checker_is_content(
         "transformers",
     }  # else this tests another install
     assert _run(binaries / "pip", "check", cwd=tmp_path).returncode == 0
+
+
+def test_the_version_is_that_of_the_package(binaries: Path, tmp_path: Path) -> None:
+    (version,) = re.findall(r'__version__ = "(.+)"', (ROOT / PACKAGE / "__init__.py").read_text())
+    assert _run(binaries / "kla", "--version", cwd=tmp_path).stdout == f"kla {version}\n"
+    shown = _run(binaries / "pip", "show", "kalman_attention", cwd=tmp_path).stdout
+    assert f"\nVersion: {version}\n" in shown
 
 
 def test_kla_check_runs_every_engine(binaries: Path, tmp_path: Path) -> None:
@@ -82,13 +110,24 @@ def test_a_verb_that_needs_an_extra_names_it(binaries: Path, tmp_path: Path) -> 
 
 
 def test_the_templates_of_pages_are_there(binaries: Path, tmp_path: Path) -> None:
-    ours = {path.name for path in (ROOT / "src/kalman_attention/report/templates").iterdir()}
+    ours = {path.name for path in (ROOT / PACKAGE / "report/templates").iterdir()}
     program = (
         "from kalman_attention.report.page import TEMPLATES; "
         "print(*(path.name for path in TEMPLATES.iterdir()))"
     )
     done = _run(binaries / "python", "-c", program, cwd=tmp_path)
     assert set(done.stdout.split()) == ours, done.stderr
+
+
+def test_the_commands_of_the_readme_run(binaries: Path, tmp_path: Path) -> None:
+    """Those of its shell blocks; ``pip install .`` is how the environment came to be."""
+    shell = re.findall(r"```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = [shlex.split(line, comments=True) for line in "".join(shell).splitlines()]
+    ours = [words for words in lines if words[:1] == ["kla"]]
+    assert ours
+    for words in ours:
+        done = _run(binaries / "kla", *words[1:], cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
 
 
 def test_the_readme_blocks_run(binaries: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ pytest.importorskip("tokenizers")
 import torch
 
 from kalman_attention.cli.main import main
-from kalman_attention.cli.paths import check_file, check_folder, in_words
+from kalman_attention.cli.paths import in_words, writable_file, writable_folder
 from kalman_attention.recipes import mad
 from kalman_attention.recipes.cell import Results
 from tests.evaluation.checkpoints import checkpoint
@@ -112,7 +112,7 @@ def test_a_bad_place_is_found_before_the_work(line, tmp_path, monkeypatch, capsy
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_places_without_permission(tmp_path):
     tmp_path.chmod(0o500)
-    for check in (check_folder, check_file):
+    for check in (writable_folder, writable_file):
         with pytest.raises(ValueError, match="nothing can be written"):
             check(tmp_path / "new" / "x")
 

@@ -149,6 +149,26 @@ def test_bits_of_smoothing_do_not_depend_on_threads_or_pool(x: ScanInputs) -> No
                 assert torch.equal(got, wanted)
 
 
+def smooth_grads(x: ScanInputs, isa: str = "auto", pool: str = "auto") -> list[torch.Tensor]:
+    dy, dy_var = torch.ones_like(x.v), torch.cos(x.v)
+    grads = cpu.smooth_backward(x, dy, dy_var, x.mean_0, None, isa=isa, pool=pool)
+    return [g for g in grads if g is not None]
+
+
+@EVERY_SHAPE
+def test_gradients_of_smoothing_are_the_same_everywhere(x: ScanInputs) -> None:
+    """The same bits for every number of threads; rounding only between instruction sets."""
+    torch.set_num_threads(1)
+    expected = smooth_grads(x)
+    for threads, pool in ((2, "auto"), (3, "threads")):
+        torch.set_num_threads(threads)
+        for got, wanted in zip(smooth_grads(x, pool=pool), expected, strict=True):
+            assert torch.equal(got, wanted)
+    for isa in ISAS:
+        for got, wanted in zip(smooth_grads(x, isa=isa), expected, strict=True):
+            assert (got - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+
+
 @EVERY_SHAPE
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_instruction_set(isa: str, x: ScanInputs) -> None:

@@ -6,12 +6,20 @@ import torch
 
 pytest.importorskip("matplotlib")
 
-from kalman_attention.plots.attention_maps import plot_attention_maps
-from kalman_attention.plots.decode_speed import plot_decode_speed
-from kalman_attention.plots.files import save_figure
-from kalman_attention.plots.posterior_variance import plot_posterior_variance
-from kalman_attention.plots.scale_out import plot_scale_out
-from kalman_attention.plots.scores import plot_scores
+from kalman_attention.plots.common import line_style, save_figure
+from kalman_attention.plots.speed import draw_scaling, plot_decode_speed
+from kalman_attention.plots.training import (
+    plot_accuracy_over_length,
+    plot_fewest_blocks,
+    plot_learning_curves,
+    plot_pretraining,
+    plot_scale_out,
+)
+from kalman_attention.plots.uncertainty import (
+    plot_attention_maps,
+    plot_posterior_variance,
+    plot_scores,
+)
 
 
 def test_a_figure_drawn_again_is_the_same_file(tmp_path):
@@ -22,6 +30,32 @@ def test_a_figure_drawn_again_is_the_same_file(tmp_path):
     assert [path.suffix for path in written[0]] == [".png", ".svg"]
     for first, second in zip(*written, strict=True):
         assert first.read_bytes() == second.read_bytes()
+
+
+def test_forty_lines_can_be_told_apart():
+    styles = [tuple(line_style(i).items()) for i in range(40)]
+    assert len(set(styles)) == 40
+    lines = {f"model {i}": [(0.0, 0.0), (1.0, float(i))] for i in range(12)}
+    figure = plot_learning_curves({"task": lines, "another": {"model 11": [(0.0, 0.0)]}})
+    first, second = figure.axes[:2]
+    drawn = {(line.get_color(), line.get_linestyle()) for line in first.lines}
+    assert len(drawn) == 12
+    assert first.lines[1].get_color() == first.lines[11].get_color()
+    assert second.lines[0].get_linestyle() == first.lines[11].get_linestyle() == "--"
+
+
+def test_scaling_marks_where_an_engine_gives_up(tmp_path):
+    rows = {
+        "cpu": {"seconds": {"8": 0.001, "16": 0.002}, "gave_up": None},
+        "matrix": {"seconds": {"8": 0.001}, "gave_up": "out of memory at T = 16"},
+        "reference": {"seconds": {}, "gave_up": "failed"},
+    }
+    sweep = {"shape": "B=1", "passes": {"forward": rows, "forward + backward": rows}}
+    paths = draw_scaling(tmp_path, sweep, "scaling")
+    assert [p.name for p in paths] == ["scaling_forward.png", "scaling_forward_backward.png"]
+    assert all(p.exists() and p.with_suffix(".svg").exists() for p in paths)
+    svg = paths[0].with_suffix(".svg").read_text()
+    assert "gives up: memory" in svg
 
 
 def test_posterior_variance(tmp_path):
@@ -54,8 +88,6 @@ def test_decode_speed(tmp_path):
 
 
 def test_pretraining_curve():
-    from kalman_attention.plots.pretraining import plot_pretraining
-
     records = [
         {"kind": "train", "step": 10, "loss": 5.0},
         {"kind": "train", "step": 20, "loss": None},
@@ -76,8 +108,6 @@ def test_scale_out(tmp_path):
 
 
 def test_state_tracking(tmp_path):
-    from kalman_attention.plots.state_tracking import plot_accuracy_over_length, plot_fewest_blocks
-
     panels = {"a5": {"kla": [1.0, 0.5], "mamba": [0.2, None]}, "parity": {"kla": [None, None]}}
     figure = plot_accuracy_over_length([20, 64], panels, trained=20)
     first, second = figure.axes

@@ -59,7 +59,7 @@ def test_forecasting_runs(tmp_path, capsys):
 
 def test_data_is_for_experiments_on_measured_series(tmp_path, capsys):
     assert reproduce(tmp_path, "pendulum", "--data", str(tmp_path)) == 1
-    assert "--data is not for pendulum" in capsys.readouterr().err
+    assert "--data does not apply to pendulum" in capsys.readouterr().err
 
 
 def test_controls_differ_in_one_option():

@@ -50,4 +50,4 @@ def test_a_cell_runs_and_does_not_know_the_place(tmp_path, capsys):
 def test_text_is_for_experiments_on_text(tmp_path, capsys):
     command = ["reproduce", "mqar", "--scale", "smoke", "--shards", str(tmp_path)]
     assert main([*command, "--out", str(tmp_path / "results")]) == 1
-    assert "--shards is not for mqar" in capsys.readouterr().err
+    assert "--shards does not apply to mqar" in capsys.readouterr().err

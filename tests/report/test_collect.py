@@ -96,7 +96,7 @@ def test_verdicts_are_checked(tmp_path, change, told):
 def test_no_folder_has_no_results(tmp_path, capsys):
     assert collect(tmp_path / "none") == []
     assert main(["report", str(tmp_path / "none")]) == 1
-    assert "holds no results" in capsys.readouterr().err
+    assert "contains no results" in capsys.readouterr().err
 
 
 def test_what_compare_wrote(tmp_path):

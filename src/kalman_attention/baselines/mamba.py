@@ -111,7 +111,7 @@ class SelectiveInputs(NamedTuple):
     C: Keys
 
 
-class StateSpace(KeepsFloat32):
+class SelectiveDynamics(KeepsFloat32):
     """Decay rates and step-size bias: log_A ``[N, D]`` and raw_dt ``[D]``, always float32.
 
     Args:
@@ -168,7 +168,7 @@ class Mamba(Mixer):
         self.select_proj = nn.Linear(D, sum(self._split), bias=False)
         # nn.Linear's default, uniform within fan_in^-0.5, is the published one for this matrix.
         self.dt_proj = nn.Linear(config.rank, D, bias=False)
-        self.state_space = StateSpace(config)
+        self.state_space = SelectiveDynamics(config)
         self.readout_norm = RMSNorm(D) if config.readout_norm else None
         self.out_proj = nn.Linear(D, d_model, bias=False)
 

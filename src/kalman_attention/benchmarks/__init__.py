@@ -1,6 +1,18 @@
-"""Speed and memory on this machine: what ``kla bench`` measures, a module for each subject."""
+"""Speed and memory on this machine: what ``kla bench`` measures.
 
-LENGTHS = [128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
-"""Sequence lengths of the paper's scaling figures."""
-BATCH, CHANNELS, SLOTS = 1, 960, 16
-"""B, D and N of the paper's scaling figures."""
+============  ==========================================================================
+``scan``      the engines: times and memory over sequence length, and goals
+``layer``     the layer against its own matrix products, attention and Mamba
+``mixers``    all mixers at equal width and state, and public implementations on CPU
+``decode``    time per decoded token
+``gpu``       a report on the engines of a GPU
+``roofline``  predicted speed of the Triton engine on two GPUs
+``options``   what each of them takes, with defaults
+``measure``   how times and memory are measured
+============  ==========================================================================
+"""
+
+from kalman_attention.benchmarks.options import DecodeOptions as DecodeOptions
+from kalman_attention.benchmarks.options import LayerOptions as LayerOptions
+from kalman_attention.benchmarks.options import MixerOptions as MixerOptions
+from kalman_attention.benchmarks.options import SweepOptions as SweepOptions

@@ -1,50 +1,62 @@
-"""``kla bench gpu``: report of a GPU machine: accuracy, the paper's scaling figures, resources."""
+"""``kla bench gpu``: report on a GPU: accuracy, the paper's scaling figures, resources."""
 
-import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from kalman_attention._tables import markdown_rows
 from kalman_attention.benchmarks import roofline, scan
-from kalman_attention.benchmarks.measure import Shape, save_results
+from kalman_attention.benchmarks.measure import save_results
+from kalman_attention.benchmarks.options import SweepOptions
 from kalman_attention.ops.engines import ENGINES, REFERENCE
 from kalman_attention.tools import ARCHITECTURES
 from kalman_attention.tools import engines as engine_checks
 
 COMPARED = (REFERENCE, "associative")
-"""What the GPU engines are compared with: the recurrence, and the parallel scan in torch."""
+"""What the GPU engines are compared with: the loop over tokens and the parallel scan in torch."""
 
 
-def run(args: argparse.Namespace) -> int:
-    """Write report.md, report.json and figures; 1 without a GPU or when an engine is wrong."""
-    device = torch.device("cuda")
+def report_gpu(options: SweepOptions, *, out: Path, dry_run: bool = False) -> bool:
+    """Write ``report.md``, ``report.json`` and figures about the engines of a GPU.
+
+    Args:
+        options: sizes of the sweep.
+        out: folder for the report.
+        dry_run: without a GPU, write what can be known without one.
+
+    Returns:
+        Whether every engine satisfies the accuracy contract; if not, nothing is timed.
+
+    Raises:
+        ValueError: if torch sees no GPU and this is no dry run.
+    """
     parts = [f"# GPU report\n\n{_about()}"]
     results: dict[str, Any] = {}
-    code = 0
+    accurate = True
     if torch.cuda.is_available():
+        device = torch.device("cuda")
         engines = _usable(device)
         failed, rows = engine_checks.measure_engines(engines, device)
+        accurate = not failed
         parts.append("## Accuracy\n\n" + markdown_rows(engine_checks.ERROR_HEADER, rows))
         results["accuracy"] = rows
-        code = 1 if failed else 0
-        if not failed:
-            parts.append(_speed(args, [*COMPARED, *engines], device, results))
-    elif not args.dry_run:
-        print(
+        if accurate:
+            results["sweep"] = scan.sweep_lengths(options, [*COMPARED, *engines], device)
+            scan.plot_sweep(results["sweep"], out)
+            parts.append(_speed(results["sweep"]))
+    elif not dry_run:
+        raise ValueError(
             "torch sees no GPU here, so there is nothing to report. `kla bench gpu --dry-run` "
-            "writes what can be known without one: compiled resources and the roofline.",
-            file=sys.stderr,
+            "writes what can be known without one: compiled resources and the roofline."
         )
-        return 1
     parts.append("## Roofline\n\n" + markdown_rows(roofline.HEADER, list(roofline.table())))
     parts.append("## Resources\n\n" + _resources())
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "report.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    save_results(args.out / "report.json", results)
-    print(f"report: {args.out / 'report.md'}")
-    return code
+    save_results(out / "report.json", results)
+    (out / "report.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    print(f"report: {out / 'report.md'}")
+    return accurate
 
 
 def _about() -> str:
@@ -61,13 +73,7 @@ def _usable(device: torch.device) -> list[str]:
     return usable
 
 
-def _speed(
-    args: argparse.Namespace, engines: list[str], device: torch.device, results: dict[str, Any]
-) -> str:
-    shape = Shape(args.batch, scan.PAPER.T, args.channels, args.slots)
-    sweep = scan.sweep_lengths(shape, args.lengths, args.patience, engines, device)
-    results["sweep"] = sweep
-    scan.plot_sweep(sweep, args.out)
+def _speed(sweep: dict[str, Any]) -> str:
     parts = ["## Speed"]
     for kind, found in sweep["passes"].items():
         lengths = sorted({T for row in found.values() for T in row["seconds"]})

@@ -1,7 +1,7 @@
 """``kla bench layer``: the layer against its own matrix products, attention and Mamba."""
 
-import argparse
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,41 +9,60 @@ from torch import Tensor, nn
 
 from kalman_attention import KLA, Attention, AttentionConfig, KLAConfig
 from kalman_attention._tables import render
-from kalman_attention.benchmarks.measure import fastest, layer_pass, save_results
+from kalman_attention.benchmarks.measure import (
+    PASSES,
+    fastest,
+    layer_pass,
+    save_results,
+    use_threads,
+)
+from kalman_attention.benchmarks.options import LayerOptions, settings
 
-_TOO_LONG = 30.0  # seconds per call: a side that is expected to take longer is left out
+_TOO_LONG = 30.0  # seconds per call: a layer that is expected to take longer is left out
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure, print a table, write the numbers."""
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
-    sides = build_sides(args)
-    rows: list[dict[str, Any]] = []
-    for backward in (False, True):
-        slow: set[str] = set()
-        for length, following in zip(args.lengths, [*args.lengths[1:], 0], strict=True):
-            chosen = {name: side for name, side in sides.items() if name not in slow}
-            row = measure(chosen, length, backward, args)
-            rows.append(row)
-            growth = (following / length) ** 2  # of attention, the steepest
-            slow |= {name for name, s in row["seconds"].items() if s * growth > _TOO_LONG}
-    print(f"width {args.width}, d_state {args.state}, batch {args.batch}, best of interleaved runs")
-    for backward, title in ((False, "forward"), (True, "forward + backward")):
+def bench_layer(options: LayerOptions, *, out: Path | None = None) -> dict[str, Any]:
+    """Time the layer and what it is compared with, and print a table.
+
+    Args:
+        options: sizes and effort.
+        out: folder for ``layer.json``; None writes nothing.
+
+    Returns:
+        The settings, and one row for each pass and length.
+    """
+    with use_threads(options.threads):
+        layers = build_layers(options)
+        rows = [row for kind in PASSES.values() for row in _time_lengths(layers, kind, options)]
+    sizes = f"width {options.width}, d_state {options.state}, batch {options.batch}"
+    print(f"{sizes}, best of interleaved runs")
+    for title, backward in PASSES.items():
         print(f"\n{title} (ms)\n")
         print(_table([row for row in rows if row["backward"] == backward]))
-    save_results(args.out / "layer.json", {"settings": settings(args), "rows": rows})
-    print(f"\nresults: {args.out / 'layer.json'}")
-    return 0
+    results = {"settings": settings("layer", options), "rows": rows}
+    if out is not None:
+        save_results(out / "layer.json", results)
+        print(f"\nresults: {out / 'layer.json'}")
+    return results
 
 
-def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """The options as plain data."""
-    return {k: v for k, v in vars(args).items() if isinstance(v, (int, float, str, list))}
+def _time_lengths(
+    layers: dict[str, nn.Module], backward: bool, options: LayerOptions
+) -> list[dict[str, Any]]:
+    """Times of one pass at every length, without layers that would take too long."""
+    rows = []
+    for length, following in zip(options.lengths, [*options.lengths[1:], 0], strict=True):
+        row = _time_length(layers, length, backward, options)
+        rows.append(row)
+        # Attention grows fastest, with the square of the length.
+        growth = (following / length) ** 2
+        slow = {name for name, s in row["seconds"].items() if s * growth > _TOO_LONG}
+        layers = {name: layer for name, layer in layers.items() if name not in slow}
+    return rows
 
 
 class Products(nn.Module):
-    """The matrix products of a KLA layer and nothing else, each on an input of its own."""
+    """The matrix products of a KLA layer and nothing else, each with its own input."""
 
     def __init__(self, layer: KLA) -> None:
         super().__init__()
@@ -55,48 +74,47 @@ class Products(nn.Module):
         return [torch.randn(batch, length, p.weight.shape[1]) for p in self._linears()]
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """All products."""
+        """Compute all products."""
         return tuple(part(x) for part, x in zip(self._linears(), inputs, strict=True))
 
     def _linears(self) -> list[nn.Linear]:
         return [part for part in self.parts if isinstance(part, nn.Linear)]
 
 
-def build_sides(args: argparse.Namespace) -> dict[str, nn.Module]:
-    """What is compared, by name."""
-    config = KLAConfig(
-        d_model=args.width,
-        d_state=args.state,
-        value=args.value,
-        precision_rank=args.precision_rank,
+def build_layers(options: LayerOptions) -> dict[str, nn.Module]:
+    """The layers that are compared, by name."""
+    width, state = options.width, options.state
+    layer = KLA(
+        KLAConfig(
+            d_model=width,
+            d_state=state,
+            value=options.value,
+            precision_rank=options.precision_rank,
+        )
     )
-    layer = KLA(config)
-    heads = max(1, args.width // 64)
-    attention = Attention(AttentionConfig(d_model=args.width, num_heads=heads))
-    sides: dict[str, nn.Module] = {
-        "products": Products(layer), "kla": layer, "attention": attention
-    }  # fmt: skip
-    mamba = transformers_mamba(args.width, args.state)
-    return sides if mamba is None else {**sides, "mamba": mamba}
+    attention = Attention(AttentionConfig(d_model=width, num_heads=max(1, width // 64)))
+    layers = {"products": Products(layer), "kla": layer, "attention": attention}
+    mamba = transformers_mamba(width, state)
+    return layers if mamba is None else {**layers, "mamba": mamba}
 
 
-def measure(
-    sides: dict[str, nn.Module], length: int, backward: bool, args: argparse.Namespace
+def _time_length(
+    layers: dict[str, nn.Module], length: int, backward: bool, options: LayerOptions
 ) -> dict[str, Any]:
-    """Best times at one length."""
+    """Minimum times of one pass at one length."""
     work = {}
-    for name, side in sides.items():
-        if name != "mamba" or length <= args.mamba_up_to:
-            inputs = [torch.randn(args.batch, length, args.width)]
-            if isinstance(side, Products):
-                inputs = side.inputs(args.batch, length)
-            work[name] = layer_pass(side, inputs, backward=backward)
-    best = fastest(work, most=args.repeats, seconds=args.seconds)
+    for name, layer in layers.items():
+        if name != "mamba" or length <= options.mamba_up_to:
+            inputs = [torch.randn(options.batch, length, options.width)]
+            if isinstance(layer, Products):
+                inputs = layer.inputs(options.batch, length)
+            work[name] = layer_pass(layer, inputs, backward=backward)
+    best = fastest(work, most=options.repeats, seconds=options.seconds)
     return {"T": length, "backward": backward, "seconds": best}
 
 
 def transformers_mamba(width: int, state: int) -> nn.Module | None:
-    """The mixer of transformers' Mamba, if that is installed."""
+    """The mixer of Mamba in transformers; None if that is not installed."""
     if importlib.util.find_spec("transformers") is None:
         return None
     from transformers import MambaConfig

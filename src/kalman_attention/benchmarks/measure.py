@@ -1,14 +1,15 @@
-"""How the benchmarks measure: interleaved minimum of times, peak memory in a child process.
+"""How the benchmarks measure: the minimum of interleaved times, peak memory in a child process.
 
-On a GPU times are those between two events of its stream, and memory is what torch allocated.
+On a GPU, times are taken between two events of its stream, and memory is what torch allocates.
 """
 
+import contextlib
 import json
 import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,10 +34,23 @@ class Shape(NamedTuple):
 
 
 CPU = torch.device("cpu")
+PASSES = {"forward": False, "forward + backward": True}
+"""The passes that are timed, and whether they differentiate."""
+
+
+@contextlib.contextmanager
+def use_threads(count: int | None) -> Iterator[None]:
+    """Let torch use a number of threads inside the context; None leaves it as it is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def make_inputs(shape: Shape, *, grad: bool, device: torch.device = CPU) -> list[Tensor]:
-    """Arguments of a scan as a trained layer would give them: q, k, v, lam_v, a_bar, p_bar."""
+    """Random arguments of a scan in the range of a trained layer: q, k, v, lam_v, a_bar, p_bar."""
     B, T, D, N = shape
     generator = torch.Generator().manual_seed(0)
 
@@ -75,9 +89,9 @@ def layer_pass(layer: nn.Module, inputs: list[Tensor], *, backward: bool) -> Cal
     """One forward pass of a layer, or one forward and backward pass, ready to be timed.
 
     Args:
-        layer: any module that returns a tensor or a tuple of tensors.
+        layer: a module that returns a tensor or a tuple of tensors.
         inputs: its arguments.
-        backward: whether to differentiate, in the inputs and the parameters.
+        backward: whether to compute gradients with respect to inputs and parameters.
     """
 
     def forward() -> tuple[Tensor, ...]:
@@ -107,13 +121,13 @@ def fastest(
     most: int = 60,
     device: torch.device = CPU,
 ) -> dict[str, float]:
-    """Least time of each run in seconds, taken in turns so that all see the same machine.
+    """Minimum time of each run in seconds; runs take turns, so that all see the same machine.
 
     Args:
-        runs: what to time, by name; each is called once before the clock starts.
-        seconds: stop after a round when this much time has passed (at least two rounds).
-        most: at most this many rounds.
-        device: where the runs do their work.
+        runs: what to time, by name; each is called once as a warm-up.
+        seconds: stop after the round in which this time is up, but not before the second round.
+        most: maximum number of rounds.
+        device: device that the runs use.
     """
     clock = _gpu_seconds if device.type == "cuda" else _cpu_seconds
     for call in runs.values():
@@ -147,7 +161,7 @@ def _gpu_seconds(call: Callable[[], None]) -> float:
 def peak_memory(
     shape: Shape, engine: str, *, backward: bool, device: torch.device = CPU
 ) -> int | None:
-    """Bytes that one pass needs beyond its inputs, by a child process; None if it died."""
+    """Peak bytes of one pass beyond its inputs, from a child process; None if that died."""
     job = _MemoryJob(shape, engine, backward, torch.get_num_threads(), device.type)
     try:
         with worker_processes(1) as workers:
@@ -158,7 +172,7 @@ def peak_memory(
 
 
 def available_memory(device: torch.device = CPU) -> int:
-    """Bytes of memory that can still be had."""
+    """Bytes of memory that are still available."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info()[0]
     try:
@@ -166,11 +180,11 @@ def available_memory(device: torch.device = CPU) -> int:
     except OSError:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     kib = dict(line.split(":") for line in lines)["MemAvailable"].split()[0]
-    return int(kib) * 1024  # free pages and those of files, which make room
+    return int(kib) * 1024  # free pages, and cached files that can be dropped
 
 
 def save_results(path: Path, results: dict[str, Any]) -> None:
-    """Write results as JSON, with the machine and the versions they belong to."""
+    """Write results as JSON, together with the machine and the versions of libraries."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"about": about(), **results}, indent=2) + "\n", encoding="utf-8")
 
@@ -187,7 +201,7 @@ def _measure_in_child(job: _MemoryJob) -> int:
     torch.set_num_threads(job.threads)
     device = torch.device(job.device)
     small = make_inputs(Shape(1, 64, 8, 2), grad=job.backward, device=device)
-    # A first small call, so that libraries and threads are not counted.
+    # A small call first, so that loading libraries and starting threads is not counted.
     scan_pass(small, job.engine, backward=job.backward)()
     inputs = make_inputs(job.shape, grad=job.backward, device=device)
     call = scan_pass(inputs, job.engine, backward=job.backward)
@@ -202,9 +216,9 @@ def _measure_in_child(job: _MemoryJob) -> int:
 
 
 def _resident(field: str) -> int:
-    """Resident bytes now (VmRSS) or at most so far (VmHWM).
+    """Resident bytes at present (VmRSS) or their maximum so far (VmHWM).
 
-    Not ru_maxrss where it can be avoided: on Linux a child inherits its parent's.
+    Not ``ru_maxrss`` where it can be avoided: on Linux a child inherits that of its parent.
     """
     status = Path("/proc/self/status")
     if not status.exists():

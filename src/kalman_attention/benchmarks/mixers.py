@@ -1,10 +1,9 @@
-"""``kla bench mixers``: all mixers at equal width and state, and against public CPU versions."""
+"""``kla bench mixers``: all mixers at equal width and state, and public ones on CPU."""
 
-import argparse
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,58 +12,78 @@ from torch import nn
 
 from kalman_attention._tables import render
 from kalman_attention._text import unknown
-from kalman_attention.benchmarks.layer import settings, transformers_mamba
-from kalman_attention.benchmarks.measure import available_memory, fastest, layer_pass, save_results
+from kalman_attention.benchmarks.layer import transformers_mamba
+from kalman_attention.benchmarks.measure import (
+    PASSES,
+    available_memory,
+    fastest,
+    layer_pass,
+    save_results,
+    use_threads,
+)
+from kalman_attention.benchmarks.options import MixerOptions, settings
 from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.sizes import mixer_size
 
-PASSES = {"forward": False, "forward + backward": True}
 UNMATCHED = ("lstm",)
-"""Mixers whose state has one size for each width: compared on request only."""
+"""Mixers whose state size follows from their width: compared only on request."""
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure, print tables, draw, write the numbers."""
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
-    wrong = [name for name in args.mixers or () if name not in MIXERS]
+def bench_mixers(options: MixerOptions, *, out: Path | None = None) -> dict[str, Any]:
+    """Time all mixers, and public implementations where installed; print tables.
+
+    Args:
+        options: sizes, mixers and effort.
+        out: folder for ``mixers.json`` and figures; None writes nothing.
+
+    Returns:
+        The settings, the sizes of the mixers, their times and those of public implementations.
+    """
+    wrong = [name for name in options.mixers or () if name not in MIXERS]
     if wrong:
         raise ValueError(unknown("mixer", wrong[0], MIXERS))
-    names = args.mixers or [name for name in MIXERS if name not in UNMATCHED]
-    options = {name: matched_options(name, args.width, args.state) for name in names}
-    sizes = {name: mixer_size(name, options[name]) for name in options}
-    layers = {name: MIXERS[name].module(options[name]) for name in options}
-    print(f"width {args.width}, batch {args.batch}, best of interleaved runs\n")
+    width, state = options.width, options.state
+    names = options.mixers or [name for name in MIXERS if name not in UNMATCHED]
+    configs = {name: matched_options(name, width, state) for name in names}
+    sizes = {name: mixer_size(name, config) for name, config in configs.items()}
+    layers = {name: MIXERS[name].module(config) for name, config in configs.items()}
+    print(f"width {width}, batch {options.batch}, best of interleaved runs\n")
     cells = [[n, f"{s.parameters:,}", f"{s.state:,}" if s.state else "-"] for n, s in sizes.items()]
     print(render(["mixer", "parameters", "state"], cells))
-    passes = {kind: _sweep(layers, args, backward) for kind, backward in PASSES.items()}
-    for kind, found in passes.items():
-        print(f"\n{kind} (ms)\n")
-        print(_table(found, args.lengths))
-    against = [row for rival in RIVALS for row in _against(rival, layers, args)]
+    with use_threads(options.threads):
+        passes = {kind: _time_mixers(layers, back, options) for kind, back in PASSES.items()}
+        for kind, found in passes.items():
+            print(f"\n{kind} (ms)\n")
+            print(_table(found, options.lengths))
+        against = [row for rival in RIVALS for row in _time_rival(rival, layers, options)]
     if against:
         print("\nagainst public implementations on CPU (ms)\n")
         print(_rival_table(against))
-    sweep = {"shape": f"width {args.width}, d_state {args.state}", "passes": passes}
-    state = {name: size._asdict() for name, size in sizes.items()}
-    results = {"settings": settings(args), "sizes": state, "sweep": sweep, "rivals": against}
-    save_results(args.out / "mixers.json", results)
-    print(f"\nresults: {args.out / 'mixers.json'}")
-    _draw(args.out, sweep)
-    return 0
+    sweep = {"shape": f"width {width}, d_state {state}", "passes": passes}
+    results = {
+        "settings": settings("mixers", options),
+        "sizes": {name: size._asdict() for name, size in sizes.items()},
+        "sweep": sweep,
+        "rivals": against,
+    }
+    if out is not None:
+        save_results(out / "mixers.json", results)
+        print(f"\nresults: {out / 'mixers.json'}")
+        _draw(out, sweep)
+    return results
 
 
 def matched_options(mixer: str, width: int, state: int) -> Any:
-    """Options of a mixer whose state has the size of a KLA layer's: 2 x state x width numbers.
+    """Options of a mixer with the state size of a KLA layer: 2 x state x width numbers.
 
-    The shapes are those of the paper's tables: Mamba at expand 2, GLA with keys of half the width,
-    Gated DeltaNet with square heads, mLSTM with a stream of twice the width (its normaliser comes
-    on top). Attention has no fixed state, and that of an LSTM follows from its width.
+    The shapes are those of the paper's tables: Mamba with expand 2, GLA with keys of half the
+    width, Gated DeltaNet with square heads, mLSTM with a stream of twice the width (its normaliser
+    is not counted). Attention has no fixed state, and that of an LSTM follows from its width.
 
     Args:
-        mixer: its word in a plan.
-        width: d_model, a multiple of 4 x state.
-        state: d_state of KLA.
+        mixer: name of the mixer in a plan.
+        width: ``d_model``, a multiple of 4 x ``state``.
+        state: ``d_state`` of KLA.
     """
     if width % (4 * state):
         raise ValueError(
@@ -82,13 +101,14 @@ def matched_options(mixer: str, width: int, state: int) -> Any:
 
 
 class Rival(NamedTuple):
-    """A straightforward public implementation of one of our mixers.
+    """A public implementation of one of our mixers.
 
     Attributes:
-        mixer: ours.
-        package: where it comes from.
-        build: makes the layer at a width, a d_state and for a length; None without the package.
-        quadratic: matrices of T x T numbers that it holds per head.
+        mixer: name of our mixer.
+        package: package with the implementation.
+        build: builds the layer from a width, a ``d_state`` and a sequence length; returns None if
+            the package is not installed.
+        quadratic: number of T x T matrices that it keeps per head.
     """
 
     mixer: str
@@ -112,7 +132,7 @@ def _mambapy(width: int, state: int, length: int) -> nn.Module | None:
 
 @contextlib.contextmanager
 def hidden(package: str) -> Iterator[None]:
-    """Let a package look absent: transformers binds GPU kernels at import, for CPU tensors too."""
+    """Hide a package from imports: transformers binds its GPU kernels even for CPU tensors."""
     names = [name for name in sys.modules if name.split(".")[0] == package]
     before = {name: sys.modules.pop(name) for name in names}
     sys.modules[package] = None  # type: ignore[assignment]
@@ -163,54 +183,55 @@ RIVALS = (
     Rival("gated_deltanet", "transformers (Qwen3-Next)", _qwen3_next),
     Rival("mlstm", "xlstm", _xlstm, quadratic=8),
 )
-"""What is compared with what. GLA has no public layer that runs on CPU."""
+"""What our mixers are compared with. There is no public GLA layer that runs on CPU."""
 
 
-def _sweep(
-    layers: dict[str, nn.Module], args: argparse.Namespace, backward: bool
+def _time_mixers(
+    layers: dict[str, nn.Module], backward: bool, options: MixerOptions
 ) -> dict[str, Any]:
-    """Best times of every mixer at every length, as ``plots.scaling`` takes them."""
+    """Minimum times of every mixer at every length, in the form that ``draw_scaling`` takes."""
     found: dict[str, Any] = {name: {"seconds": {}, "gave_up": None} for name in layers}
-    for length, following in zip(args.lengths, [*args.lengths[1:], 0], strict=True):
-        x = torch.randn(args.batch, length, args.width)
+    for length, following in zip(options.lengths, [*options.lengths[1:], 0], strict=True):
+        x = torch.randn(options.batch, length, options.width)
         chosen = {name: layer for name, layer in layers.items() if not found[name]["gave_up"]}
         work = {n: layer_pass(layer, [x], backward=backward) for n, layer in chosen.items()}
-        for name, seconds in fastest(work, most=args.repeats, seconds=args.seconds).items():
+        for name, seconds in fastest(work, most=options.repeats, seconds=options.seconds).items():
             found[name]["seconds"][length] = seconds
-            if seconds * (following / length) ** 2 > args.patience:  # attention, the steepest
-                found[name]["gave_up"] = f"over {args.patience:g} s at T={following}"
+            # Attention grows fastest, with the square of the length.
+            if seconds * (following / length) ** 2 > options.patience:
+                found[name]["gave_up"] = f"over {options.patience:g} s at T={following}"
     return found
 
 
-def _against(
-    rival: Rival, layers: dict[str, nn.Module], args: argparse.Namespace
+def _time_rival(
+    rival: Rival, layers: dict[str, nn.Module], options: MixerOptions
 ) -> list[dict[str, Any]]:
-    """Our layer and the public one, in turns, at every length that the public one can manage."""
+    """Our layer and the public one, interleaved, at every length that the public one can handle."""
     rows: list[dict[str, Any]] = []
     if rival.mixer not in layers:
         return rows
     for kind, backward in PASSES.items():
         last: tuple[int, float] | None = None
-        for length in sorted(args.rivals_at):
-            if backward and length > args.rivals_backward_up_to:
+        for length in sorted(options.rivals_at):
+            if backward and length > options.rivals_backward_up_to:
                 continue
-            theirs = rival.build(args.width, args.state, length)
-            heads = matched_options("mlstm", args.width, args.state).num_heads
-            need = 4 * rival.quadratic * heads * args.batch * length**2
-            slow = last is not None and last[1] * (length / last[0]) ** 2 > args.patience
+            theirs = rival.build(options.width, options.state, length)
+            heads = matched_options("mlstm", options.width, options.state).num_heads
+            need = 4 * rival.quadratic * heads * options.batch * length**2
+            slow = last is not None and last[1] * (length / last[0]) ** 2 > options.patience
             if theirs is None or slow or need > available_memory():
                 continue
-            x = torch.randn(args.batch, length, args.width)
+            x = torch.randn(options.batch, length, options.width)
             pair = {"ours": layers[rival.mixer], "theirs": theirs}
             work = {name: layer_pass(side, [x], backward=backward) for name, side in pair.items()}
-            seconds = fastest(work, most=args.rival_repeats, seconds=args.seconds)
+            seconds = fastest(work, most=options.rival_repeats, seconds=options.seconds)
             last = (length, seconds["theirs"])
             about = {"mixer": rival.mixer, "package": rival.package}
             rows.append({**about, "T": length, "pass": kind, "seconds": seconds})
     return rows
 
 
-def _table(found: dict[str, Any], lengths: list[int]) -> str:
+def _table(found: dict[str, Any], lengths: Sequence[int]) -> str:
     rows = []
     for length in lengths:
         times = [row["seconds"].get(length) for row in found.values()]
@@ -230,9 +251,7 @@ def _rival_table(rows: list[dict[str, Any]]) -> str:
 def _draw(folder: Path, sweep: dict[str, Any]) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         return
-    from kalman_attention.plots.scaling import draw_scaling
+    from kalman_attention.plots.speed import draw_scaling
 
-    for kind in sweep["passes"]:
-        path = folder / f"mixers_{kind.replace(' + ', '_')}.png"
-        draw_scaling(path, sweep, kind)
+    for path in draw_scaling(folder, sweep, "mixers"):
         print(f"figure: {path}")

@@ -1,6 +1,5 @@
-"""``kla bench roofline``: what bytes and operations of the Triton engine allow on two GPUs."""
+"""``kla bench roofline``: predicted speed of the Triton engine on two GPUs."""
 
-import argparse
 from collections.abc import Iterator
 
 from kalman_attention._tables import markdown_rows, render
@@ -18,7 +17,7 @@ from kalman_attention.tools.roofline import (
 )
 
 SHAPES = (Sizes(B=1, T=65_536, D=960, N=16), Sizes(B=32, T=2048, D=960, N=16))
-"""The paper's longest prefill, split in time; a training batch, lane-serial."""
+"""The paper's longest prefill, which is split in time, and a training batch, which is not."""
 
 HEADER = (
     *("shape", "pass", "schedule", "device", "bytes/token", "instructions/token"),
@@ -26,19 +25,21 @@ HEADER = (
 )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the prediction. Nothing is measured."""
+def predict(*, markdown: bool = False) -> str:
+    """The predicted times as a table. Nothing is measured.
+
+    Args:
+        markdown: a Markdown table instead of aligned columns.
+    """
     rows = list(table())
-    print((markdown_rows if args.markdown else render)(HEADER, rows))
-    print(
-        "\nPredictions, nothing measured. Last columns: predicted time of the paper's expanded "
+    return (markdown_rows if markdown else render)(HEADER, rows) + (
+        "\n\nPredictions, nothing measured. Last columns: predicted time of the paper's expanded "
         "states, and of moving inputs and outputs once, as multiples of ours."
     )
-    return 0
 
 
 def table() -> Iterator[list[str]]:
-    """Rows of the table, as text."""
+    """Rows of the table as text, in the order of ``HEADER``."""
     for sizes in SHAPES:
         forward = Tiling.of(sizes, FORWARD_LANES)
         backward = Tiling.of(sizes, BACKWARD_LANES)

@@ -1,6 +1,5 @@
 """``kla bench scan``: the engines side by side, forward and backward, over sequence length."""
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +11,9 @@ from torch import Tensor
 
 from kalman_attention import KLAState, kla_scan, kla_smooth, kla_step
 from kalman_attention._tables import render
-from kalman_attention.benchmarks import BATCH, CHANNELS, LENGTHS, SLOTS
 from kalman_attention.benchmarks.measure import (
     CPU,
+    PASSES,
     Shape,
     available_memory,
     fastest,
@@ -22,18 +21,19 @@ from kalman_attention.benchmarks.measure import (
     peak_memory,
     save_results,
     scan_pass,
+    use_threads,
 )
+from kalman_attention.benchmarks.options import SweepOptions
 from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
 from kalman_attention.recipes.machine import keep_memory
 from kalman_attention.tools.selfcheck import Case, errors, make_call, misses, run_call
 
-PAPER = Shape(B=BATCH, T=2048, D=CHANNELS, N=SLOTS)
-MAD = Shape(B=172, T=128, D=128, N=8)
-PASSES = {"forward": False, "forward + backward": True}
+PAPER_SHAPE = Shape(B=SweepOptions.batch, T=2048, D=SweepOptions.channels, N=SweepOptions.slots)
+MAD_SHAPE = Shape(B=172, T=128, D=128, N=8)
 
 
 class Goal(NamedTuple):
-    """One line of the table of goals."""
+    """One row of the table of goals."""
 
     case: str
     against: str
@@ -42,84 +42,71 @@ class Goal(NamedTuple):
     met: bool
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure what the command line asks for."""
-    return bench_scan(
-        only=args.only,
-        device=torch.device(args.device),
-        engines=args.engines,
-        lengths=args.lengths,
-        shape=Shape(args.batch, PAPER.T, args.channels, args.slots),
-        patience=args.patience,
-        out=args.out,
-    )
-
-
 def bench_scan(
+    options: SweepOptions,
     *,
-    out: Path,
     only: Literal["goals", "sweep"] | None = None,
-    device: torch.device = CPU,
     engines: Sequence[str] | None = None,
-    lengths: Sequence[int] = LENGTHS,
-    shape: Shape = PAPER,
-    patience: float = 20.0,
-) -> int:
-    """Check the engines, measure, print tables, write JSON and plots.
+    device: torch.device = CPU,
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """Check the engines, compare the native one with its goals, sweep over sequence length.
 
     Args:
-        out: folder for the results.
-        only: one of the two parts.
-        device: where to run.
-        engines: for the sweep; None for all usable ones.
-        lengths: T of the sweep.
-        shape: B, D and N of the sweep.
-        patience: seconds of a pass before an engine gives up.
+        options: sizes of the sweep.
+        only: one of the two parts; None for both.
+        engines: engines of the sweep; None for all that are usable.
+        device: device to run on; the goals are those of the CPU kernel.
+        out: folder for ``scan.json`` and figures; None writes nothing.
 
     Returns:
-        0, or 1 if an engine is wrong, which is then not timed.
+        The default engine, the goals and the sweep.
+
+    Raises:
+        ValueError: if an engine violates the accuracy contract; nothing is timed then.
     """
     default = resolve("auto", device, torch.float32)
     usable = [e.name for e in ENGINES.values() if e.why_not(device, torch.float32) is None]
     for name in engines or ():
         resolve(name, device, torch.float32)
     chosen = list(engines or [REFERENCE, *usable])
-    if not _gate([name for name in chosen if name != REFERENCE], device):
-        return 1
+    _check_accuracy([name for name in chosen if name != REFERENCE], device)
     results: dict[str, Any] = {"engine": default, "memory_kept_between_calls": keep_memory()}
-    if only != "sweep" and device.type == "cpu":  # the goals are those of the CPU kernel
+    if only != "sweep" and device.type == "cpu":
         goals = list(_goals(default))
         rows = [[g.case, g.against, f"{g.measured:.2f}", g.wanted, _yes(g.met)] for g in goals]
         print("\n" + render(["case", "against", "measured", "goal", "met"], rows), flush=True)
         results["goals"] = [g._asdict() for g in goals]
-        save_results(out / "scan.json", results)
+        if out is not None:  # the sweep takes much longer, and may be interrupted
+            save_results(out / "scan.json", results)
     if only != "goals":
-        results["sweep"] = sweep_lengths(shape, lengths, patience, chosen, device)
-        save_results(out / "scan.json", results)
+        results["sweep"] = sweep_lengths(options, chosen, device)
+        if out is not None:
+            save_results(out / "scan.json", results)
         _print_sweep(results["sweep"], default)
-        plot_sweep(results["sweep"], out)
-    print(f"\nresults: {out / 'scan.json'}")
-    return 0
+        if out is not None:
+            plot_sweep(results["sweep"], out)
+    if out is not None:
+        print(f"\nresults: {out / 'scan.json'}")
+    return results
 
 
-def _gate(engines: list[str], device: torch.device) -> bool:
-    """No speed without correctness: every engine must keep the accuracy contract first."""
+def _check_accuracy(engines: list[str], device: torch.device) -> None:
+    """No speed without correctness: every engine must satisfy the accuracy contract first."""
     call = make_call(Case(B=2, T=200, N=4, D=24, padding="random"))
     truth = run_call(call, REFERENCE, torch.float64)
     for engine in engines:
         missed = misses(errors(run_call(call, engine, torch.float32, device=device.type), truth))
         if missed:
-            print(f"engine {engine} is wrong ({missed}): not timed", file=sys.stderr)
-            return False
-    return True
+            raise ValueError(f"engine {engine} is wrong ({missed}): not timed.")
 
 
 def _goals(engine: str) -> Iterator[Goal]:
-    yield _speed_up(engine, REFERENCE, PAPER, backward=False, wanted=40)
-    yield _speed_up(engine, REFERENCE, PAPER, backward=True, wanted=80)
-    yield _speed_up(engine, "torch_scan", PAPER, backward=True, wanted=100)
-    yield _speed_up(engine, REFERENCE, MAD, backward=True, wanted=15)
-    yield from _variants(engine, PAPER)
+    yield _speed_up(engine, REFERENCE, PAPER_SHAPE, backward=False, wanted=40)
+    yield _speed_up(engine, REFERENCE, PAPER_SHAPE, backward=True, wanted=80)
+    yield _speed_up(engine, "torch_scan", PAPER_SHAPE, backward=True, wanted=100)
+    yield _speed_up(engine, REFERENCE, MAD_SHAPE, backward=True, wanted=15)
+    yield from _variants(engine, PAPER_SHAPE)
     yield _step_speed_up(engine)
     yield _extra_memory(engine)
     yield _cost_per_token(engine)
@@ -138,9 +125,8 @@ def _speed_up(engine: str, other: str, shape: Shape, *, backward: bool, wanted: 
 
 
 def _variants(engine: str, shape: Shape) -> Iterator[Goal]:
-    """Time between tokens, shared precision and smoothing against the plain scan of the shape."""
-    for backward in (False, True):
-        kind = "forward + backward" if backward else "forward"
+    """Time between tokens, shared precision and smoothing, against the plain scan."""
+    for kind, backward in PASSES.items():
         wide = shape._replace(N=64)
         runs = {
             "plain": _variant(engine, shape, backward=backward),
@@ -165,13 +151,13 @@ def _variants(engine: str, shape: Shape) -> Iterator[Goal]:
 def _variant(
     engine: str, shape: Shape, *, backward: bool, blocks: int | None = None, gaps: bool = False
 ) -> Callable[[], None]:
-    """A pass of the scan with dynamics of ``blocks`` blocks, and with time between tokens."""
+    """A pass of the scan with ``blocks`` blocks of slots, or with time between tokens."""
     *tokens, a_bar, p_bar = make_inputs(shape, grad=backward)
     a_bar, p_bar = (x.detach()[:blocks].requires_grad_(backward) for x in (a_bar, p_bar))
     inputs: list[Tensor] = [*tokens, a_bar, p_bar]
     dt = None
     if gaps:
-        dt = (0.5 + tokens[2].detach().abs()).requires_grad_(backward)  # of the shape of v
+        dt = (0.5 + tokens[2].detach().abs()).requires_grad_(backward)  # the shape of v
     leaves = inputs if dt is None else [*inputs, dt]
     upstream = torch.ones_like(tokens[2])
 
@@ -197,10 +183,10 @@ def _smoothing(engine: str, shape: Shape) -> Goal:
 
 
 def _step_speed_up(engine: str) -> Goal:
-    inputs = make_inputs(PAPER._replace(T=1), grad=False)
+    inputs = make_inputs(PAPER_SHAPE._replace(T=1), grad=False)
     q, k, v, lam_v = (x[:, 0] for x in inputs[:4])
     a_bar, p_bar = inputs[4:]
-    state = KLAState.unit_prior(1, PAPER.N, PAPER.D)
+    state = KLAState.unit_prior(1, PAPER_SHAPE.N, PAPER_SHAPE.D)
 
     def stepper(name: str) -> Callable[[], None]:
         def steps() -> None:
@@ -211,7 +197,7 @@ def _step_speed_up(engine: str) -> Goal:
         return steps
 
     times = fastest({name: stepper(name) for name in (engine, REFERENCE)})
-    case = f"decode step, B=1 D={PAPER.D} N={PAPER.N}: {1e4 * times[engine]:.1f} us"
+    case = f"decode step, B=1 D={PAPER_SHAPE.D} N={PAPER_SHAPE.N}: {1e4 * times[engine]:.1f} us"
     ratio = times[REFERENCE] / times[engine]
     return Goal(case, f"torch ops: {1e4 * times[REFERENCE]:.1f} us", ratio, ">= 3 x", ratio >= 3)
 
@@ -227,7 +213,7 @@ def _extra_memory(engine: str) -> Goal:
 
 
 def _cost_per_token(engine: str) -> Goal:
-    shapes = {"long": PAPER._replace(T=65_536), "short": PAPER}
+    shapes = {"long": PAPER_SHAPE._replace(T=65_536), "short": PAPER_SHAPE}
     runs = {
         name: scan_pass(make_inputs(shape, grad=True), engine, backward=True)
         for name, shape in shapes.items()
@@ -240,13 +226,13 @@ def _cost_per_token(engine: str) -> Goal:
 
 
 def _thread_speed_up(engine: str) -> Goal:
-    shape = PAPER._replace(B=8)
+    shape = PAPER_SHAPE._replace(B=8)
     inputs = make_inputs(shape, grad=True)
     both = scan_pass(inputs, engine, backward=True)
 
     def with_threads(count: int) -> Callable[[], None]:
         def run_pass() -> None:
-            with _threads(count):
+            with use_threads(count):
                 both()
 
         return run_pass
@@ -257,40 +243,29 @@ def _thread_speed_up(engine: str) -> Goal:
     return Goal(case, f"one thread: {1e3 * times['1']:.0f} ms", ratio, ">= 1.7 x", ratio >= 1.7)
 
 
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def sweep_lengths(
-    shape: Shape,
-    lengths: Sequence[int],
-    patience: float,
-    engines: list[str],
-    device: torch.device,
+    options: SweepOptions, engines: Sequence[str], device: torch.device
 ) -> dict[str, Any]:
-    """Times of every engine, length and pass; an engine that gives up says why and rests.
+    """Times of every engine, length and pass, until an engine gives up.
 
     Args:
-        shape: B, D and N.
-        lengths: T.
-        patience: seconds of a pass before an engine gives up.
+        options: sizes and patience.
         engines: names of engines, or "reference".
-        device: where to run.
+        device: device to run on.
+
+    Returns:
+        The shape and, for every pass and engine, times by length, bytes per token, and the reason
+        for giving up, if any.
     """
+    shape = Shape(B=options.batch, T=PAPER_SHAPE.T, D=options.channels, N=options.slots)
     sweep: dict[str, Any] = {"shape": f"B={shape.B} D={shape.D} N={shape.N}", "passes": {}}
     for kind, backward in PASSES.items():
         memory = {e: _bytes_per_token(shape, e, backward, device) for e in engines}
         times: dict[str, dict[int, float]] = {e: {} for e in engines}
         gave_up: dict[str, str] = {}
-        for T in sorted(lengths):
+        for T in sorted(options.lengths):
             for engine in set(engines) - set(gave_up):
-                reason = _hopeless(T, times[engine], memory[engine], patience, device)
+                reason = _hopeless(T, times[engine], memory[engine], options.patience, device)
                 if reason:
                     gave_up[engine] = reason
             inputs = make_inputs(shape._replace(T=T), grad=backward, device=device)
@@ -309,7 +284,7 @@ def sweep_lengths(
 def _bytes_per_token(
     shape: Shape, engine: str, backward: bool, device: torch.device
 ) -> float | None:
-    """Extra memory per token, from the difference of two lengths."""
+    """Extra memory per token, from two lengths: what does not grow with T cancels out."""
     low, high = (
         peak_memory(shape._replace(T=T), engine, backward=backward, device=device)
         for T in (512, 1024)
@@ -326,9 +301,9 @@ def _hopeless(
 ) -> str | None:
     if memory is None:
         return "failed in a child process"
-    if memory * T > 0.8 * available_memory(device):
+    if memory * T > 0.8 * available_memory(device):  # the rest must hold the inputs
         return f"out of memory at T = {T}: would need {memory * T / 2**30:.0f} GiB"
-    if times and max(times.values()) * 2 > patience:
+    if times and max(times.values()) * 2 > patience:  # lengths usually double
         return f"over {patience:.0f} s at T = {T}"
     return None
 
@@ -358,15 +333,13 @@ def _ratio(seconds: float, ours: float | None) -> str:
 
 
 def plot_sweep(sweep: dict[str, Any], folder: Path) -> None:
-    """Draw the paper's scaling figures of a sweep."""
+    """Draw the paper's scaling figures from a sweep."""
     try:
-        from kalman_attention.plots.scaling import draw_scaling
+        from kalman_attention.plots.speed import draw_scaling
     except ModuleNotFoundError:
         print("no plots: pip install 'kalman_attention[plot]'")
         return
-    for kind in sweep["passes"]:
-        path = folder / f"scaling_{kind.replace(' + ', '_')}.png"
-        draw_scaling(path, sweep, kind)
+    for path in draw_scaling(folder, sweep, "scaling"):
         print(f"plot: {path}")
 
 

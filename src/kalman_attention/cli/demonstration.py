@@ -10,7 +10,7 @@ from torch import Tensor
 from kalman_attention import ScanOutput, discretise, kla_scan
 from kalman_attention._tables import Table, print_table, render
 from kalman_attention.benchmarks.measure import Shape, fastest, make_inputs, scan_pass
-from kalman_attention.cli.watch import Watch
+from kalman_attention.cli.watch import CellProgress
 from kalman_attention.ops.engines import ENGINES, REFERENCE
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.demo import EXPERIMENT, SUMMARY, TRACKING, TRACKING_SUMMARY
@@ -21,8 +21,8 @@ from kalman_attention.report.charts import Axis, Chart, Line, Panel
 from kalman_attention.report.page import Section, write_page
 
 LEAD = (
-    "What kla demo has shown on this machine: a filter that knows how sure it is, two models that "
-    "learn for a minute, and the speed of the engines."
+    "The results of kla demo on this machine: a filter that quantifies its uncertainty, two models "
+    "trained for a minute, and the speed of the engines."
 )
 NOISE = 0.4
 GAP = slice(170, 230)
@@ -31,20 +31,20 @@ _SHAPE = Shape(B=4, T=512, D=256, N=16)
 
 
 def demonstrate(out: Path) -> None:
-    """Show the filter, let it learn, time the engines, write the page."""
+    """Show the filter, train models, time the engines, and write the page."""
     print("1. The filter\n")
     belief = show_belief(out)
-    print("\n2. Learning: copy the 4 tokens that matter out of 32, and follow permutations\n")
+    print("\n2. Learning: copy the 4 relevant tokens out of 32, and track permutations\n")
     learning = _learn(Results(out, "cpu"))
-    print("\n3. Speed of the engines here\n")
+    print("\n3. Speed of the engines on this machine\n")
     speed = engine_speed()
     print_table(speed)
     sections = [
         Section(
             name="filter",
             title="The filter",
-            text="A signal seen through noise, and not at all in the middle: where no token "
-            "brings evidence, the belief says that it does not know.",
+            text="A signal observed with noise, and not observed at all in the middle: without "
+            "evidence from tokens, the uncertainty grows.",
             charts=[belief],
         ),
         *learning,
@@ -60,7 +60,7 @@ def demonstrate(out: Path) -> None:
 
 def _learn(results: Results) -> list[Section]:
     cells = EXPERIMENT.cells("cpu")
-    watch = Watch(results, period=10.0)
+    watch = CellProgress(results, period=10.0)
     found = run_cells(cells, results, jobs=2, say=watch.say, watch=watch)
     copying, tracking = EXPERIMENT.tables("cpu", found)
     for table in (copying, tracking):
@@ -86,20 +86,21 @@ def _learn(results: Results) -> list[Section]:
 
 
 def _lengths(found: Sequence[dict[str, Any]]) -> Chart:
-    """Accuracy over length of the models that have learned to track states."""
+    """Accuracy over length of the models for state tracking."""
     lines = {
         result["labels"]["model"]: [x["accuracy"] for x in result["lengths"].values()]
         for result in found
         if result["lengths"]
     }
-    caption = "Whole sequences right over their length; trained up to the mark."
+    caption = "Fraction of sequences without an error over their length; the mark is the longest "
+    caption += "length in training."
     return curves.length_chart(
         TRACKING.test_lens, {"A5, one block": lines}, TRACKING.seq_len, caption
     )
 
 
 def _variance(trained: Trained) -> Chart:
-    """Posterior variance and gain of a model over one sequence, tokens to copy marked."""
+    """Posterior variance and gain of a model over one sequence; tokens to copy are marked."""
     trace = variance_trace(trained)
     means = {"variance": trace.variance, "gain": trace.gain}
     return Chart(
@@ -117,7 +118,7 @@ def _line(name: str, values: Tensor) -> Line:
 
 
 def engine_speed() -> Table:
-    """Forward and backward of every usable engine, in one run."""
+    """Time of a forward and backward pass with every usable engine, interleaved."""
     cpu = torch.device("cpu")
     usable = [e.name for e in ENGINES.values() if e.why_not(cpu, torch.float32) is None]
     names = [REFERENCE, *usable]
@@ -128,20 +129,20 @@ def engine_speed() -> Table:
         [name, f"{1e3 * seconds[name]:.1f}", f"{seconds[REFERENCE] / seconds[name]:.1f} x"]
         for name in sorted(names, key=lambda name: seconds[name])
     ]
-    notes = [f"{_SHAPE}, float32, {torch.get_num_threads()} threads, least of several passes"]
-    header = ["engine", "forward + backward, ms", "against the loop in torch"]
+    notes = [f"{_SHAPE}, float32, {torch.get_num_threads()} threads, minimum of several passes"]
+    header = ["engine", "forward + backward, ms", "speed-up over the loop in torch"]
     return Table("Engines", header, rows, notes)
 
 
 def show_belief(folder: Path) -> Chart:
-    """Filter, print how good the belief is, and draw it."""
+    """Filter signals, print the accuracy of the posterior, and draw one."""
     a_bar, p_bar = (x.view(1, 1) for x in discretise(*torch.tensor([0.02, 0.15, 1.0])))
     signal = sample_prior(a_bar, p_bar)
     values, precision = observe(signal)
     out = filter_signals(values, precision, a_bar, p_bar)
     rows, T, _ = signal.shape
-    print(f"{rows} random signals of {T} tokens, seen through noise of deviation {NOISE}, and not")
-    print(f"at all from token {GAP.start} to {GAP.stop - 1}. What KLA believes after each token:\n")
+    print(f"{rows} random signals of {T} tokens with noise of standard deviation {NOISE}, hidden")
+    print(f"from token {GAP.start} to {GAP.stop - 1}. The posterior of KLA after each token:\n")
     header = ["tokens", "rms error, raw", "rms error, KLA", "KLA expected", "truth inside 95 %"]
     print(render(header, _score(out, signal, values)))
     assert out.y_var is not None
@@ -161,7 +162,7 @@ def sample_prior(a_bar: Tensor, p_bar: Tensor, rows: int = 1000, T: int = 400) -
 
 
 def observe(signal: Tensor) -> tuple[Tensor, Tensor]:
-    """Noisy values and the precision of each; precision 0 says "not observed"."""
+    """Noisy values and their precisions; a precision of 0 means "not observed"."""
     noise = torch.randn(signal.shape, generator=torch.Generator().manual_seed(2))
     precision = torch.full_like(signal, NOISE**-2)
     precision[:, GAP] = 0.0
@@ -198,11 +199,11 @@ def _belief(signal: Tensor, values: Tensor, mean: Tensor, variance: Tensor) -> C
     seen = [(t, v) for t, v in enumerate(values.tolist()) if not GAP.start <= t < GAP.stop]
     lines = [
         _line("posterior mean", mean),
-        Line("tokens seen", seen, joined=False),
+        Line("observed tokens", seen, joined=False),
         _line("signal", signal),
     ]
     return Chart(
-        caption="Signal, tokens seen, posterior mean and 95 % belief, the area.",
+        caption="Signal, observed tokens, posterior mean, and 95 % interval (shaded).",
         panels=[Panel("", lines, [*band])],
         x=Axis("token"),
         y=Axis("value"),
@@ -210,9 +211,9 @@ def _belief(signal: Tensor, values: Tensor, mean: Tensor, variance: Tensor) -> C
 
 
 def _save(folder: Path, *first: Tensor) -> None:
-    """The same as a file, if there is something to draw it with."""
+    """The same figure as a file, if matplotlib is installed."""
     try:
-        from kalman_attention.plots.belief import draw_belief
+        from kalman_attention.plots.uncertainty import draw_belief
     except ModuleNotFoundError:
         return
     folder.mkdir(parents=True, exist_ok=True)

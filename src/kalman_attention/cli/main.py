@@ -1,4 +1,4 @@
-"""``kla``: parse the verb, hand over to its file."""
+"""``kla``: parse the command line and run the verb."""
 
 import argparse
 import contextlib
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import kalman_attention
 from kalman_attention.cli import terminal
-from kalman_attention.cli.parser import Parser, summary
+from kalman_attention.cli.parser import Parser, verb_summary
 from kalman_attention.cli.paths import check_device, in_words
 from kalman_attention.cli.verbs import (
     bench,
@@ -38,7 +38,7 @@ EXTRAS = {
     "tokenizers": "data",
     "transformers": "hf",
 }
-"""Which extra of the package brings a library that is not installed with it."""
+"""The extra of this package that installs a library."""
 
 VERBS = (
     *(check, demo, task, sizes, reproduce, report),
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return code
     except BrokenPipeError:
-        # The reader, such as head, has seen enough; nor must Python complain at exit.
+        # The reader, such as head, has stopped; Python must not complain about it at exit.
         _forget_output()
         return 141
     except KeyboardInterrupt:
@@ -89,7 +89,7 @@ def _run(args: argparse.Namespace) -> int:
             f"'kalman_attention[{EXTRAS[library]}]'"
         ) from error
     except RuntimeError as error:
-        # How torch says that memory has run out, on a CPU and on a GPU.
+        # Torch raises a RuntimeError if it runs out of memory, on a CPU and on a GPU.
         if "can't allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError":
             raise MemoryError(f"not enough memory: {str(error).splitlines()[0]}") from error
         raise
@@ -97,7 +97,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _chosen_engine(args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
-    """What ``--engine`` means while the verb runs; nothing for a verb without the option."""
+    """Use the engine of ``--engine`` while the verb runs, if the verb has that option."""
     if not hasattr(args, "scan_engine"):
         return contextlib.nullcontext()
     from kalman_attention.ops.engines import use_engine
@@ -110,7 +110,7 @@ def _forget_output() -> None:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The arguments of a command line; one that is wrong ends the program with a message."""
+    """Parse a command line; exit with a message if it is wrong."""
     args, rest = build_parser().parse_known_args(argv)
     if rest:
         args.parser.refuse_rest(rest)
@@ -122,8 +122,8 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="kla",
         description="Kalman linear attention: check, demonstrate, train, evaluate, measure.",
-        epilog="kla VERB --help says more. Whole numbers may have a unit: 16k is 16,000, 16Ki is "
-        "16,384; M, B and Mi too.",
+        epilog="See kla VERB --help. Integers may have a suffix: 16k is 16,000 and 16Ki is 16,384; "
+        "also M, B and Mi.",
     )
     version = f"kla {kalman_attention.__version__}"
     parser.add_argument(
@@ -131,7 +131,7 @@ def build_parser() -> Parser:
     )
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     for verb in VERBS:
-        name, text = verb.__name__.rpartition(".")[2], summary(verb.__doc__)
+        name, text = verb.__name__.rpartition(".")[2], verb_summary(verb.__doc__)
         sub = verbs.add_parser(name, help=text, description=text)
         sub.set_defaults(verb=verb.run, parser=sub)
         verb.add_arguments(sub)

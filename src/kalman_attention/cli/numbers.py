@@ -1,6 +1,6 @@
-"""Numbers on the command line: every option has a domain, and all of them are checked here.
+"""Numbers on the command line: every option has a range, which is checked here.
 
-A whole number may have a unit: k, M and B are 10^3, 10^6 and 10^9, Ki and Mi are 2^10 and 2^20.
+Integers may have a suffix: k, M and B are 10^3, 10^6 and 10^9, Ki and Mi are 2^10 and 2^20.
 """
 
 import argparse
@@ -9,13 +9,13 @@ from collections.abc import Callable
 from decimal import Decimal
 
 UNITS = {"Ki": 2**10, "Mi": 2**20, "k": 10**3, "M": 10**6, "B": 10**9}
-"""What may stand behind a whole number."""
+"""Suffixes of integers."""
 
 _LARGEST = 2**63 - 1
 
 
 def whole(least: int, most: int = _LARGEST) -> Callable[[str], int]:
-    """A reader of whole numbers from ``least`` to ``most``.
+    """A reader of integers from ``least`` to ``most``.
 
     >>> read = whole(1)
     >>> read("16k"), read("16Ki"), read("1.8B"), read("131_072")
@@ -37,7 +37,7 @@ def whole(least: int, most: int = _LARGEST) -> Callable[[str], int]:
 def real(
     least: float, most: float = math.inf, *, open_below: bool = False
 ) -> Callable[[str], float]:
-    """A reader of finite numbers from ``least`` to ``most``; ``open_below`` leaves ``least`` out.
+    """A reader of finite numbers from ``least`` to ``most``; ``open_below`` excludes ``least``.
 
     >>> real(0.0, 1.0, open_below=True)("0.9")
     0.9
@@ -60,13 +60,13 @@ def real(
 
 
 def _scaled(text: str) -> Decimal | None:
-    """The number that a text means, exactly; None if it is none."""
+    """The exact value of a number with a suffix; None if the text is not a number."""
     unit = next((u for u in UNITS if text.endswith(u)), "")
     try:
         value = Decimal(text.removesuffix(unit)) * UNITS.get(unit, 1)
-    except ArithmeticError:  # no number, or one that Decimal cannot hold
+    except ArithmeticError:  # not a number, or one that Decimal cannot hold
         return None
-    # Far outside of every domain: turning 1e999999999 into digits would take forever.
+    # Outside of every range: writing out the digits of 1e999999999 would take forever.
     return value if value.is_finite() and abs(value) <= 2 * _LARGEST else None
 
 

@@ -1,16 +1,15 @@
-"""The parser of all verbs: defaults in every help text, tables below it, and hints for typos."""
+"""The parser of all verbs: every help text shows its default, and typos get a suggestion."""
 
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from kalman_attention._text import nearest, visible
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Help texts that end with their default; the text below the options stays as it is."""
+    """A help formatter that appends defaults, and leaves the text below the options as it is."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text = action.help
@@ -23,15 +22,15 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
         return f"{text} (default: %(default)s)"
 
     def add_argument(self, action: argparse.Action) -> None:
-        """Take note of an argument and of the room that its name needs."""
+        """Register an argument, and the width that its name needs."""
         super().add_argument(action)
         if isinstance(action, argparse._SubParsersAction):
-            # argparse forgets that verbs are indented, and breaks the line after the longest.
+            # argparse ignores that verbs are indented, and would wrap after the longest one.
             self._action_max_length += self._indent_increment
 
 
 class Parser(argparse.ArgumentParser):
-    """An ``argparse.ArgumentParser`` of our own habits; options are not abbreviated."""
+    """An ``argparse.ArgumentParser`` with short errors; options cannot be abbreviated."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": Formatter, "allow_abbrev": False, **options})
@@ -46,12 +45,12 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, f"there is no {value!r}{hint} Choose from {every}")
 
     def error(self, message: str) -> NoReturn:
-        """End with a message; the whole usage above it would only hide it."""
+        """Exit with a message, without the usage, which would only hide it."""
         end = "" if message.endswith("?") else "."
         self.exit(2, f"error: {message}{end} See `{self.prog} --help`.\n")
 
     def refuse_rest(self, rest: Sequence[str]) -> NoReturn:
-        """End with an error about arguments that nothing takes."""
+        """Exit with an error about arguments that are not known."""
         option = next((word for word in rest if word.startswith("-")), None)
         if option is None:
             self.error(f"nothing takes the argument {rest[0]!r}")
@@ -64,49 +63,14 @@ class Parser(argparse.ArgumentParser):
             file.write(visible(message) if file.isatty() else message)
 
 
-def summary(doc: str | None) -> str:
-    """What a verb does, from the first line of its module: all after the name."""
+def verb_summary(doc: str | None) -> str:
+    """What a verb does: the first line of its module's docstring, after the name."""
     text = (doc or "").split("\n", 1)[0].partition(": ")[2]
     return re.sub("`+", "`", text).removesuffix(".")
 
 
 def listing(title: str, rows: Mapping[str, str]) -> str:
-    """Names and what they mean, as a table below the options."""
+    """A table of names and their meaning, to be shown below the options."""
     width = max(map(len, rows))
     lines = [f"  {name.ljust(width)}  {text}" for name, text in rows.items()]
     return "\n".join([f"{title}:", *lines])
-
-
-def add_tokenizer(parser: argparse.ArgumentParser) -> None:
-    """The option ``--tokenizer``, for checkpoints that do not carry their own."""
-    parser.add_argument(
-        "--tokenizer",
-        type=Path,
-        metavar="DIR",
-        help="where the tokenizer is (default: in CHECKPOINT)",
-    )
-
-
-def add_device(parser: argparse.ArgumentParser) -> None:
-    """The option ``--device``, which ``main`` checks."""
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps")
-
-
-def add_dtype(parser: argparse.ArgumentParser) -> None:
-    """``--dtype``: what the weights are used in; the filter computes in float32 at least."""
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16"),
-        help="type of the weights; the filter always calculates in float32 (default: as stored)",
-    )
-
-
-def add_engine(parser: argparse.ArgumentParser) -> None:
-    """The option ``--engine``, under which ``main`` runs the verb."""
-    parser.add_argument(
-        "--engine",
-        dest="scan_engine",
-        default="auto",
-        metavar="NAME",
-        help="what computes the scans of KLA layers; kla check lists the names",
-    )

@@ -1,19 +1,19 @@
-"""Files and folders that are named on the command line: checked before any work, told in words."""
+"""Files and folders of the command line: checked before any work, with errors in plain words."""
 
 import argparse
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kalman_attention._text import unknown
 
 DATA = Path("runs/data")
-"""Where ``kla data`` writes unless told otherwise."""
+"""Default output folder of ``kla data``."""
 RUNS = Path("runs/pretrain")
-"""Where ``kla pretrain`` writes unless told otherwise."""
+"""Default output folder of ``kla pretrain``."""
 BENCH = "runs/bench"
-"""Where ``kla bench`` writes unless told otherwise."""
+"""Default output folder of ``kla bench``."""
 
 _WORDS = {
     errno.ENOENT: "{} does not exist",
@@ -29,22 +29,22 @@ _WORDS = {
 
 
 def in_words(error: OSError) -> str:
-    """What went wrong with a file, for people."""
+    """Describe an error about a file in plain words."""
     if error.filename is None or error.errno not in _WORDS:
         return str(error) if error.filename or not error.strerror else error.strerror
     return _WORDS[error.errno].format(error.filename) + "."
 
 
-def check_folder(path: Path) -> Path:
-    """Refuse a folder that could not be written to; nothing is made yet."""
+def writable_folder(path: Path) -> Path:
+    """Raise an error if a folder cannot be written to; nothing is created."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file, where a folder is needed.")
     _check_place(path)
     return path
 
 
-def check_file(path: Path) -> Path:
-    """Refuse a file that could not be written; nothing is made yet."""
+def writable_file(path: Path) -> Path:
+    """Raise an error if a file cannot be written; nothing is created."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name a file in it.")
     if path.exists() and not os.access(path, os.W_OK):
@@ -54,26 +54,35 @@ def check_file(path: Path) -> Path:
 
 
 def _check_place(folder: Path) -> None:
-    """The nearest folder that exists must take new entries."""
+    """Raise an error unless the closest existing folder is writable."""
     found = folder.absolute()
     while not found.exists():
         found = found.parent
     if not found.is_dir():
         raise ValueError(f"{folder} cannot be made: {found} is a file.")
-    # Nothing can be made in /proc and /sys, not even by root, whom access() lets through.
+    # Nothing can be created in /proc and /sys, not even by root, for whom access() says yes.
     virtual = found.parts[:2] in (("/", "proc"), ("/", "sys"))
     if virtual or not os.access(found, os.W_OK | os.X_OK):
         raise ValueError(f"nothing can be written to {found}: choose another place.")
 
 
 def out_folder(text: str) -> Path:
-    """A folder to write to, as the type of an option."""
-    return _as_type(check_folder, text)
+    """The type of an option that names a folder to write to."""
+    return _as_type(writable_folder, text)
 
 
 def out_file(text: str) -> Path:
-    """A file to write, as the type of an option."""
-    return _as_type(check_file, text)
+    """The type of an option that names a file to write."""
+    return _as_type(writable_file, text)
+
+
+def read_texts(paths: Sequence[Path]) -> dict[str, str]:
+    """Read texts, by the names of their files; an empty one is an error."""
+    texts = {str(path): path.read_bytes().decode("utf-8-sig", "replace") for path in paths}
+    for name, text in texts.items():
+        if not text:
+            raise ValueError(f"{name} is empty: there is nothing to score.")
+    return texts
 
 
 def _as_type(check: Callable[[Path], Path], text: str) -> Path:
@@ -84,7 +93,7 @@ def _as_type(check: Callable[[Path], Path], text: str) -> Path:
 
 
 def check_device(name: str) -> None:
-    """Refuse a device that torch does not have here."""
+    """Raise an error if torch has no such device here."""
     import torch
 
     devices = ["cpu"]

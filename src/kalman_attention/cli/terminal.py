@@ -1,4 +1,4 @@
-"""Standard input and output as they are: closed, ASCII only, a terminal, or a pipe."""
+"""Standard input and output: closed, limited to ASCII, a terminal, or a pipe."""
 
 import contextlib
 import io
@@ -11,17 +11,17 @@ from kalman_attention._text import visible
 
 
 class Screen:
-    """A terminal that shows control characters of texts instead of obeying them.
+    """A terminal that displays control characters of texts instead of executing them.
 
     Args:
-        raw: the terminal itself, for our own colours and live lines.
+        raw: the terminal itself, for colours and live lines.
     """
 
     def __init__(self, raw: TextIO) -> None:
         self.raw = raw
 
     def write(self, text: str) -> int:
-        """Write text that may come from anywhere."""
+        """Write text from any source."""
         return self.raw.write(visible(text))
 
     def __getattr__(self, name: str) -> Any:
@@ -30,16 +30,18 @@ class Screen:
 
 @contextlib.contextmanager
 def streams() -> Iterator[None]:
-    """Make standard output and error safe to print to, for as long as the context is open."""
+    """Make standard output and standard error safe to print to inside the context."""
     if sys.stdin is None:
-        os.open(os.devnull, os.O_RDONLY)  # takes the free number 0, before a file of ours does
+        os.open(os.devnull, os.O_RDONLY)  # takes descriptor 0 before another file does
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:
-        raise ValueError("standard output is closed: to see nothing, send it to /dev/null.")
+        raise ValueError(
+            "standard output is closed: redirect it to /dev/null to discard the output."
+        )
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a letter that ASCII does not have
+            stream.reconfigure(errors="backslashreplace")  # for characters outside of ASCII
     before = sys.stdout
     if before.isatty():
         sys.stdout = cast(TextIO, Screen(before))
@@ -50,19 +52,19 @@ def streams() -> Iterator[None]:
 
 
 def paint(text: str) -> None:
-    """Write at once to standard output, control sequences included: they are our own."""
+    """Write to standard output immediately, including our own control sequences."""
     raw: TextIO = getattr(sys.stdout, "raw", sys.stdout)
     raw.write(text)
     raw.flush()
 
 
 def complain(text: str) -> None:
-    """A line on standard error, where no progress is shown that it could disturb."""
+    """Print a line on standard error; only when no progress is shown there."""
     print(visible(text) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
 
 def read_prompt(given: str | None) -> str:
-    """The text of an argument, or of standard input for ``-`` or None; UTF-8 in any locale."""
+    """The text of an argument, or standard input for ``-`` and None; UTF-8 in any locale."""
     if given is not None and given != "-":
         data = os.fsencode(given)
     elif sys.stdin is None:

@@ -1,4 +1,4 @@
-"""Watching cells while they train in other processes: one line each, from their metrics files."""
+"""Progress of cells that train in other processes: one line each, from their metrics files."""
 
 import json
 import os
@@ -12,13 +12,13 @@ from kalman_attention.recipes.cell import Cell, Results
 from kalman_attention.train.metrics import METRICS
 
 
-class Watch:
-    """Show how far the running cells are: live on a terminal, now and then elsewhere.
+class CellProgress:
+    """Shows the progress of running cells: live on a terminal, periodically elsewhere.
 
     Args:
-        results: where the cells work.
-        stream: where to write; None for standard error.
-        period: seconds between lines where the stream is not a terminal.
+        results: results of the cells.
+        stream: stream to write to; None for standard error.
+        period: seconds between updates if the stream is not a terminal.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Watch:
         self._next = 0.0
 
     def __call__(self, running: Sequence[Cell]) -> None:
-        """Called often; shows something only when it is time."""
+        """Show the progress if the last update is old enough; may be called often."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -37,7 +37,7 @@ class Watch:
         self._lines.show(*(line for cell in running if (line := self._line(cell))))
 
     def say(self, text: str) -> None:
-        """Print a line that stays, above the live ones."""
+        """Print a permanent line above the live ones."""
         self._lines.clear()
         print(text, flush=True)
 
@@ -51,7 +51,7 @@ class Watch:
 
 
 def last_record(path: Path) -> dict[str, float] | None:
-    """The newest values of a metrics file, those of earlier records included; None if empty."""
+    """The latest value of every metric in a file; None if it is empty."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 8192))
@@ -63,5 +63,5 @@ def last_record(path: Path) -> dict[str, float] | None:
         try:
             found.update(json.loads(line))
         except ValueError:
-            continue  # the first line may be cut
+            continue  # the first line may be incomplete
     return found if "step" in found else None

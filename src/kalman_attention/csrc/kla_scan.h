@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define KLA_ABI_VERSION 6
+#define KLA_ABI_VERSION 7
 #define KLA_CHUNK 64 /* tokens between two saved beliefs */
 
 #ifdef __cplusplus
@@ -124,12 +124,18 @@ typedef struct kla_frames_grads {
 
 #define KLA_MAX_FRAME 32 /* largest m */
 
+#ifdef _WIN32
+#define KLA_EXPORT __declspec(dllexport)
+#else
 #define KLA_EXPORT __attribute__((visibility("default")))
+#endif
 
 KLA_EXPORT int kla_scan_forward(const kla_scan_params* params);
 KLA_EXPORT int kla_scan_backward(const kla_scan_params* params, const kla_scan_grads* grads);
 /* y and y_var given all tokens, including later ones, from the checkpoints of a forward pass. */
 KLA_EXPORT int kla_scan_smooth(const kla_scan_params* params);
+/* Gradients of the smoothed y and y_var, and of the final belief of the filter; reads no checkpoints. */
+KLA_EXPORT int kla_scan_smooth_backward(const kla_scan_params* params, const kla_scan_grads* grads);
 /* The effect of every row on any belief that enters it (segment.h), for callers that split time themselves: the
  * concatenation of s, mu, gain, J, eta, of which mu and eta are [R, N, D] and the others [R, G, D]; reads neither
  * q nor the belief. */

@@ -4,6 +4,8 @@ The prediction for a token is made before it is read: ``nll``, ``entropy`` and `
 that moment. ``log_variance`` and ``gain`` are of the moment after: what the token did to the belief
 of each block. A Kalman variance never depends on the values that were observed, only on keys,
 queries, precisions, decay and noise: it says how much was seen, not whether that was a surprise.
+``scaled_variance``, on request, multiplies it by a noise level estimated from the innovations so
+far (``filtering.innovation.noise_scale``), which does depend on them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +43,8 @@ class Scores:
             over channels, ``[n, blocks, W]``; NaN for a block without a belief.
         gain: share of each block's belief that the token replaced, mean over channels and slots,
             in [0, 1), ``[n, blocks, W]``; NaN as above.
+        scaled_variance: ``log_variance`` with the noise level estimated since the window began,
+            ``[n, blocks, W]``; NaN unless asked for, and where slots share a precision.
         epistemic: mutual information of the prediction for the token with the read-out of the last
             block only, in nats, ``[n, W]``; NaN without samples.
         hidden: what the head sees, mean over the tokens of a window, ``[n, width]``.
@@ -53,6 +57,7 @@ class Scores:
     correct: Array
     log_variance: Array
     gain: Array
+    scaled_variance: Array
     epistemic: Array
     hidden: Array
     mixers: tuple[str, ...]
@@ -77,9 +82,9 @@ class Scores:
         if self.believing:
             last = self.believing[-1]
             found |= {"log_variance": self.log_variance[:, last], "gain": self.gain[:, last]}
-        if np.isfinite(self.epistemic).any():
-            found["epistemic"] = self.epistemic
-        return found
+            found["scaled_variance"] = self.scaled_variance[:, last]
+        found["epistemic"] = self.epistemic
+        return {name: values for name, values in found.items() if np.isfinite(values).any()}
 
     def of_windows(self) -> dict[str, Array]:
         """The same of windows: means over their tokens, ``[n]`` each; nll as perplexity.
@@ -120,6 +125,7 @@ def score_windows(
     carry: bool = False,
     batch_size: int = 16,
     num_samples: int = 0,
+    noise_scale: bool = False,
     seed: int = 0,
     report: Callable[[int], None] | None = None,
 ) -> Scores:
@@ -133,6 +139,7 @@ def score_windows(
         batch_size: windows at a time, if they are not carried; changes nothing else.
         num_samples: posterior samples; with some, predictions are those of KLA+ and
             ``epistemic`` is known. The last block must then be KLA.
+        noise_scale: compute ``scaled_variance`` too, by a loop over the tokens; not with ``carry``.
         seed: random seed of the samples.
         report: called with the number of windows that are done.
 
@@ -148,8 +155,10 @@ def score_windows(
         )
     if bool((windows[:, :2] < 0).any()):
         raise ValueError("every window needs at least two tokens: one to read, one to score.")
+    if carry and noise_scale:
+        raise ValueError("the noise level is estimated window by window: it cannot be carried.")
     device = model.embedding.weight.device
-    reader = _Reader(model, num_samples, torch.Generator(device).manual_seed(seed))
+    reader = _Reader(model, num_samples, noise_scale, torch.Generator(device).manual_seed(seed))
     previous: _Piece | None = None
     pieces: list[_Piece] = []
     size = 1 if carry else batch_size
@@ -180,6 +189,7 @@ class _Reader:
 
     model: LanguageModel
     num_samples: int
+    noise_scale: bool
     generator: torch.Generator
 
     def read(self, rows: Tensor, previous: _Piece | None) -> _Piece:
@@ -191,7 +201,7 @@ class _Reader:
         # Padding stands on the right, where nothing before it can see it.
         inputs = (rows if previous is None else targets).clamp(min=0)
         states = None if previous is None else previous.states
-        seen = Beliefs(states)
+        seen = Beliefs(states, noise_scale=self.noise_scale)
         found = model.walk(
             model.embed(inputs),
             states,
@@ -213,6 +223,8 @@ class _Reader:
             [None if v is None else v.float().log() for v in seen.variance], hidden
         )
         columns["gain"] = _column(seen.gain, hidden)
+        factors = [None if c is None else c.float().log() for c in seen.factor]
+        columns["scaled_variance"] = columns["log_variance"] + _column(factors, hidden)
         scores = {
             name: x[..., -W:].masked_fill(~(counted if x.dim() == 2 else counted[:, None]), np.nan)
             for name, x in columns.items()

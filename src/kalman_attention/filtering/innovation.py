@@ -8,11 +8,23 @@ value is
 With one slot per channel this is the textbook likelihood of a series, token by token; maximising
 its sum by gradient descent fits decay, noise and precisions. With several slots each slot is a
 separate model of the same value, and the results are statistics per slot.
+
+A Kalman variance does not depend on the values, because the noise levels are taken as known. If
+every variance of the model is only known up to a common factor c with an inverse-gamma prior, the
+means stay as they are, the posterior of c is inverse-gamma again and the predictive distribution is
+a Student t whose width follows the innovations:
+
+.. math::
+    c \mid v_{1:t} \sim IG(\tfrac{n_t}{2}, \tfrac{n_t c_t}{2}), \quad
+    n_t = n_0 + t, \quad n_t c_t = n_0 + \sum_{i \le t} e_i^2 / S_i, \qquad
+    v_{t+1} \mid v_{1:t} \sim t_{n_t}(k m,\; c_t S).
 """
 
 import math
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from kalman_attention._typing import Belief, Keys, Precisions, Values
 from kalman_attention.filtering.moment import KLAState, retention
@@ -48,3 +60,34 @@ def log_likelihood(prior: KLAState, k: Keys, v: Values, lam_v: Precisions) -> Be
     spread = torch.log1p(k_column * k_column * lam * prior.variance)
     density = 0.5 * (log_lam - math.log(2.0 * math.pi) - spread)
     return torch.where(observed, density, 0.0) - 0.5 * normalised_innovation(prior, k, v, lam_v)
+
+
+class NoiseScale(NamedTuple):
+    """Posterior of the common factor of all variances after each token.
+
+    Attributes:
+        factor: c_t, the estimate to multiply variances by, ``[B, T, D]``.
+        freedom: n_t, degrees of freedom of the Student t that follows, ``[B, T, D]``.
+    """
+
+    factor: Tensor
+    freedom: Tensor
+
+
+def noise_scale(normalised: Tensor, lam_v: Precisions, *, freedom: float = 1.0) -> NoiseScale:
+    """Estimate the common factor of all variances from the innovations up to each token.
+
+    Exact for one slot. With several, the slots are models of the same value: their innovations are
+    averaged and count as one observation.
+
+    Args:
+        normalised: squared normalised innovations, as ``kla_innovations`` returns them,
+            ``[B, T, N, D]``.
+        lam_v: precision of each value, ``[B, T, D]``; a value with precision 0 counts as missing.
+        freedom: n_0, the number of observations that the initial factor of 1 is worth.
+    """
+    if not freedom > 0:
+        raise ValueError(f"freedom must be positive, got {freedom}.")
+    observed = (lam_v > 0).to(normalised.dtype)
+    n = freedom + observed.cumsum(1)
+    return NoiseScale((freedom + normalised.mean(-2).cumsum(1)) / n, n)

@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 
 from kalman_attention._typing import Mask
+from kalman_attention.filtering.innovation import noise_scale
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.models.block import Block, BlockOutput
 from kalman_attention.models.output import Writer
 from kalman_attention.nn.kla import KLA
 from kalman_attention.nn.readout import Readout
 from kalman_attention.ops.kla_scan import kla_scan
+from kalman_attention.ops.smooth import kla_innovations
 
 if TYPE_CHECKING:
     from kalman_attention.models.language_model import LanguageModel
@@ -81,10 +83,13 @@ class Beliefs:
         mask: as for the pass.
         cu_seqlens: as for the pass.
         variance_of: ``"readout"``, or ``"output"`` for what the mixer adds to the residual stream.
+        noise_scale: also estimate from the innovations by how much variances are too small.
 
     Attributes:
         variance: of every block's read-out, ``[B, T, d_inner]``, or output, ``[B, T, d_model]``.
         gain: Kalman gain of every block, ``[B, T, d_inner]``.
+        factor: estimated factor of every block's variances, ``[B, T, d_inner]``; None if it was not
+            asked for, and for slots that share a precision.
     """
 
     def __init__(
@@ -93,25 +98,35 @@ class Beliefs:
         mask: Mask | None = None,
         cu_seqlens: Tensor | None = None,
         variance_of: VarianceOf = "readout",
+        noise_scale: bool = False,
     ) -> None:
         if variance_of not in ("readout", "output"):
             raise ValueError(f"variance_of must be 'readout' or 'output', got {variance_of!r}.")
+        if noise_scale and not (mask is None and cu_seqlens is None):
+            raise ValueError(
+                "the noise level is estimated over whole rows: no mask, no cu_seqlens."
+            )
         self._output = variance_of == "output"
         self.variance: list[Tensor | None] = []
         self.gain: list[Tensor | None] = []
+        self.factor: list[Tensor | None] = []
+        self._noise_scale = noise_scale
         self._states, self._mask, self._cu_seqlens = states, mask, cu_seqlens
 
     def __call__(self, block: Block, found: BlockOutput) -> None:
         """Look at one block."""
-        read, gain, variance = found.readout, None, None
+        read, gain, variance, factor = found.readout, None, None, None
         if read is not None and isinstance(block.mixer, KLA):
             state = None if self._states is None else self._states[len(self.gain)].belief
             gain = kalman_gain(block.mixer, read, self._mask, self._cu_seqlens, state)
             variance = read.variance
             if self._output and variance is not None:
                 variance = block.mixer.write_variance(variance, *read.context[:2])
+            if self._noise_scale and block.mixer.config.shared_slots == 1:
+                factor = _variance_factor(block.mixer, read, state)
         self.variance.append(variance)
         self.gain.append(gain)
+        self.factor.append(factor)
 
 
 def predict(logits: Tensor) -> Prediction:
@@ -221,26 +236,42 @@ def kalman_gain(
         cu_seqlens: the document boundaries it was read with.
         state: the state it was read from; None for the prior.
     """
+    e = found.evidence
+    filtered = _filtering(layer, found, mask, cu_seqlens, state)
+    asked = kla_scan(e.k, **filtered, return_variance=True, engine=layer.config.engine or "auto")
+    assert asked.y_var is not None
+    return asked.y_var * e.lam_v / layer.config.blocks
+
+
+def _variance_factor(layer: KLA, found: Readout, state: KLAState | None) -> Tensor:
+    """By how much the innovations so far say that variances are too small, ``[B, T, d_inner]``."""
+    seen = kla_innovations(**_filtering(layer, found, None, None, state))
+    return noise_scale(seen.normalised, found.evidence.lam_v).factor
+
+
+def _filtering(
+    layer: KLA,
+    found: Readout,
+    mask: Mask | None,
+    cu_seqlens: Tensor | None,
+    state: KLAState | None,
+) -> dict[str, Any]:
+    """What the layer passed to the scan, except the query; in float32 at least."""
     e, dtype = found.evidence, torch.promote_types(found.evidence.v.dtype, torch.float32)
     rows = e.v.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
     a_bar, p_bar, prior = layer.prior(rows)
-    first = prior if state is None else state
-    asked = kla_scan(
-        e.k,
-        e.k,
-        e.v.to(dtype),
-        e.lam_v,
-        a_bar.to(dtype),
-        p_bar.to(dtype),
-        dt=e.dt,
-        state=KLAState(first.mean.to(dtype), first.variance.to(dtype)),
-        mask=mask,
-        cu_seqlens=cu_seqlens,
-        return_variance=True,
-        engine=layer.config.engine or "auto",
-    )
-    assert asked.y_var is not None
-    return asked.y_var * e.lam_v / layer.config.blocks
+    initial = prior if state is None else state
+    return {
+        "k": e.k,
+        "v": e.v.to(dtype),
+        "lam_v": e.lam_v,
+        "a_bar": a_bar.to(dtype),
+        "p_bar": p_bar.to(dtype),
+        "dt": e.dt,
+        "state": KLAState(initial.mean.to(dtype), initial.variance.to(dtype)),
+        "mask": mask,
+        "cu_seqlens": cu_seqlens,
+    }
 
 
 def _entropy(log_probs: Tensor) -> Tensor:

@@ -5,12 +5,11 @@
 ``config``          its options
 ``prior``           its learned prior: dynamics and initial belief
 ``readout``         the posterior of a read-out, and the evidence behind it
-``mixer``           the interface of every sequence mixer
+``mixer``           the interface of every sequence mixer, on whole sequences and on pieces
 ``decoding``        one token per row in native code
 ``short_conv``      the causal convolution over a few tokens
 ``norms``           normalisation
 ``links``           maps from unconstrained to positive numbers
 ``float32``         parameters that stay float32 in shorter models
-``context``         what a layer needs if it sees only a piece of a sequence
 ==================  ===============================================================
 """

@@ -24,11 +24,10 @@ from torch import Tensor, nn
 from kalman_attention._typing import Mask, Values
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.nn.config import KLAConfig
-from kalman_attention.nn.context import Context
 from kalman_attention.nn.decoding import decode_token, project
 from kalman_attention.nn.float32 import at_least_float32
 from kalman_attention.nn.links import inverse_precision, value_precision
-from kalman_attention.nn.mixer import Bias, LayerOutput, Mixer, Skip
+from kalman_attention.nn.mixer import Bias, Context, LayerOutput, Mixer, Skip
 from kalman_attention.nn.norms import RMSNorm, l2_norm
 from kalman_attention.nn.prior import LatentPrior, TimeTurns, TokenSteps
 from kalman_attention.nn.readout import Evidence, Readout

@@ -2,13 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Mask
 from kalman_attention.ops.checks import require_mask, require_packing
+from kalman_attention.ops.contract import ScanOutput
+from kalman_attention.ops.frames import Turned
 
 Options = TypeVar("Options")
 
@@ -253,3 +255,41 @@ def state_tensors(state: Any, field: str = "") -> Iterator[tuple[str, Tensor]]:
     elif isinstance(state, tuple) and hasattr(state, "_asdict"):
         for name, part in state._asdict().items():
             yield from state_tensors(part, f"{field}.{name}" if field else name)
+
+
+class Context(Protocol):
+    """What a layer needs if it sees only a piece of a sequence: access to the other pieces.
+
+    Implemented in ``parallel``, which splits sequences over processes.
+    """
+
+    def window(
+        self, x: Tensor, window: Tensor, mask: Mask | None, cu_seqlens: Tensor | None
+    ) -> Tensor:
+        """The last K - 1 tokens before this piece.
+
+        Args:
+            x: the piece, ``[B, T, D]``.
+            window: the tokens before the whole sequence, ``[B, K - 1, D]``.
+            mask: mask of the piece, ``[B, T]``.
+            cu_seqlens: document boundaries in the piece.
+        """
+        ...
+
+    @property
+    def scan(self) -> Callable[..., ScanOutput]:
+        """``kla_scan`` over the whole sequence, called with one piece of it.
+
+        Its ``state`` is the belief before the whole sequence; the returned one is the belief after
+        the piece.
+        """
+        ...
+
+    def frames(self, turned: Turned) -> Turned:
+        """Keys and queries in the frame of the whole sequence, from those of the piece alone.
+
+        Args:
+            turned: computed as if the piece were the whole sequence; the returned frame is the one
+                after the piece.
+        """
+        ...

@@ -2,14 +2,14 @@
 
 The definitions are readable loops in plain torch operations, differentiated by autograd, on any
 device; they hold the belief at every token, ``[B, T, N, D]``. Smoothing has two more engines:
-``ops/torch/smoothing.py``, which is parallel in time, and a second pass of the native engine, which
-has no gradients.
+``ops/torch/smoothing.py``, which is parallel in time, and the native one.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from kalman_attention._typing import Belief, Dynamics, Keys, Mask, Precisions, Values
 from kalman_attention.filtering import innovation, moment
@@ -64,8 +64,7 @@ def kla_smooth(
         cu_seqlens: document boundaries in one packed row; documents are independent.
         acc_dtype: dtype of the arithmetic.
         engine: ``"reference"``, ``"associative"`` or ``"cpu"``. ``"auto"`` picks the native engine
-            for CPU tensors that need no gradients (under ``torch.no_grad()``, or if no input
-            requires them), which is by far the fastest; otherwise ``"associative"``, or the loop
+            for CPU tensors, which is by far the fastest; otherwise ``"associative"``, or the loop
             for up to 64 tokens.
 
     Returns:
@@ -77,8 +76,8 @@ def kla_smooth(
         check_bounds(cu_seqlens, v.shape[1])
     chosen = _choose(engine, inputs)
     if chosen == "cpu":
-        found = cpu.smooth(inputs)
-        return ScanOutput(found.y, found.y_var, KLAState(found.mean, found.variance))
+        y, y_var, mean, variance = _NativeSmooth.apply(*inputs)  # type: ignore[no-untyped-call]
+        return ScanOutput(y, y_var, KLAState(mean, variance))
     with own_types(v):
         if chosen == "associative":
             return smooth_rows(inputs)
@@ -109,10 +108,26 @@ def _not_native(inputs: ScanInputs) -> str | None:
         return f"it runs on cpu tensors, these are on {inputs.v.device.type}"
     if torch.compiler.is_compiling():
         return "it does not run inside a compiled graph"
-    floats = (*inputs[:8], inputs.dt)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in floats):
-        return "it has no gradients, and an input requires them"
     return cpu.why_not()
+
+
+class _NativeSmooth(torch.autograd.Function):
+    """Native smoothing with its gradients; the arguments are the fields of ``ScanInputs``."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor | None, ...]:
+        inputs = ScanInputs(*args)
+        ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in inputs))
+        ctx.acc_dtype = inputs.acc_dtype
+        ctx.set_materialize_grads(False)  # None for a gradient of 0 is cheaper
+        return tuple(cpu.smooth(inputs)[:4])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        inputs = ScanInputs(*ctx.saved_tensors)._replace(acc_dtype=ctx.acc_dtype)
+        found = cpu.smooth_backward(inputs, *grads)
+        return *found[:8], None, None, None, found.dt
 
 
 class Innovations(NamedTuple):

@@ -55,19 +55,19 @@ from kalman_attention.ops.engines import ENGINES, REFERENCE, resolve
 from kalman_attention.ops.frames import Turned
 from kalman_attention.ops.kla_scan import scan as scan_op
 from kalman_attention.ops.kla_scan import scan_backward
-from kalman_attention.parallel.exchange import Group, gather_with_gradient
+from kalman_attention.parallel.exchange import RankGroup, gather_with_gradient
 
 Map = TypeVar("Map", FilterMap, AdjointMap)
 
 
 class RankContext:
-    """Connects the KLA layers of this rank with those of the other pieces (``nn.context``).
+    """Connects the KLA layers of this rank with those of the other pieces (``nn.mixer.Context``).
 
     Args:
         group: the ranks that share sequences, in the order of their pieces.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: RankGroup) -> None:
         self.group = group
 
     def window(
@@ -169,7 +169,7 @@ class RankContext:
 
 
 class _How(NamedTuple):
-    group: Group
+    group: RankGroup
     engine: str
     acc_dtype: torch.dtype | None
     return_variance: bool
@@ -229,7 +229,7 @@ class _Scan(torch.autograd.Function):
         return tuple(grad if needed else None for grad, needed in wanted)
 
 
-def _gathered(own: Map, group: Group) -> list[Map]:
+def _gathered(own: Map, group: RankGroup) -> list[Map]:
     """The maps of all pieces, entries ``[R, G, m, D]``, or ``[R, G, 1, D]`` if shared."""
     sizes = [x.shape[1] for x in own]
     parts = [torch.split(maps, sizes, 1) for maps in group.gather(torch.cat([*own], 1))]
@@ -277,7 +277,7 @@ def _refuse_packing(cu_seqlens: Tensor | None) -> None:
 
 
 @contextmanager
-def split_sequences(model: nn.Module, group: Group) -> Iterator[None]:
+def split_sequences(model: nn.Module, group: RankGroup) -> Iterator[None]:
     """A context in which every call of the model is given a piece of the sequences.
 
     Args:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """A group of ranks that communicate, including this process.
 
     Attributes:
@@ -42,8 +42,8 @@ class Group:
         return x
 
 
-def gather_with_gradient(x: Tensor, group: Group) -> Tensor:
-    """``Group.gather`` with a gradient: the sum of the gradients of all ranks.
+def gather_with_gradient(x: Tensor, group: RankGroup) -> Tensor:
+    """``RankGroup.gather`` with a gradient: the sum of the gradients of all ranks.
 
     The backward pass communicates too: it must run on every rank, or on none.
     """
@@ -53,7 +53,7 @@ def gather_with_gradient(x: Tensor, group: Group) -> Tensor:
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: RankGroup) -> Tensor:
         ctx.group = group
         return group.gather(x)
 

@@ -15,12 +15,12 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from kalman_attention.parallel.context import split_sequences, whole_sequences
-from kalman_attention.parallel.exchange import Group
+from kalman_attention.parallel.exchange import RankGroup
 from kalman_attention.parallel.sharding import broadcast_weights, collect, shard
-from kalman_attention.parallel.shared_loss import Loss, Objective, SharedObjective
+from kalman_attention.parallel.shared_loss import LossFunction, Objective, SharedObjective
 
 Kind = Literal["ddp", "fsdp"]
-_ALONE = Group(0, 1)
+_ALONE = RankGroup(0, 1)
 
 
 class Parallel:
@@ -58,7 +58,7 @@ class Parallel:
                 f"{size} ranks cannot be divided into groups of {context} that share sequences. "
                 "Choose a context that divides the number of ranks."
             )
-        self.everyone = Group(dist.get_rank(), size)
+        self.everyone = RankGroup(dist.get_rank(), size)
         self.sharing = _row(self.everyone, context, timedelta(seconds=timeout))
         self._mesh = init_device_mesh(self.device.type, (size,)) if kind == "fsdp" else None
 
@@ -120,7 +120,7 @@ class Parallel:
         with split_sequences(model, self.sharing) if cut else contextlib.nullcontext():
             yield groups
 
-    def objective(self, model: nn.Module, loss: Loss) -> Objective:
+    def objective(self, model: nn.Module, loss: LossFunction) -> Objective:
         """The loss over all ranks of a model that was ``prepared``."""
         if self.kind is None:
             return Objective(model, loss)
@@ -200,15 +200,15 @@ def from_environment(
         raise
 
 
-def _row(everyone: Group, context: int, timeout: timedelta) -> Group:
+def _row(everyone: RankGroup, context: int, timeout: timedelta) -> RankGroup:
     """The ranks that share sequences with this one."""
     # Not a two-dimensional mesh: its groups ignore the timeout and wait for half an hour.
     place, size = everyone.rank % context, everyone.size
     if context in (1, size):
-        return Group(place, context)
+        return RankGroup(place, context)
     rows = [list(range(i, i + context)) for i in range(0, size, context)]
     handle, _ = dist.new_subgroups_by_enumeration(rows, timeout=timeout)  # type: ignore[no-untyped-call]
-    return Group(place, context, handle)
+    return RankGroup(place, context, handle)
 
 
 def _join(backend: str, timeout: timedelta) -> None:

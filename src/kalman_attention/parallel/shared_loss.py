@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from kalman_attention.parallel.batch import share_rows
-from kalman_attention.parallel.exchange import Group
+from kalman_attention.parallel.exchange import RankGroup
 
 Found: TypeAlias = tuple[Tensor, Mapping[str, float | Tensor]]
-Loss: TypeAlias = Callable[[nn.Module, Any, torch.Generator], Any]
+LossFunction: TypeAlias = Callable[[nn.Module, Any, torch.Generator], Any]
 
 
 @runtime_checkable
@@ -31,7 +31,7 @@ class SummedLoss(Protocol):
 class Objective:
     """The loss of one process: whatever the given function returns."""
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
+    def __init__(self, model: nn.Module, loss: LossFunction) -> None:
         self.model, self.loss = model, loss
 
     def __call__(self, batch: Any, generator: torch.Generator) -> Found:
@@ -58,7 +58,13 @@ class SharedObjective(Objective):
     """
 
     def __init__(
-        self, model: nn.Module, loss: Loss, everyone: Group, context: Group, *, ddp: bool
+        self,
+        model: nn.Module,
+        loss: LossFunction,
+        everyone: RankGroup,
+        context: RankGroup,
+        *,
+        ddp: bool,
     ) -> None:
         super().__init__(model, loss)
         if context.size > 1 and not isinstance(loss, SummedLoss):
@@ -97,7 +103,9 @@ class SharedObjective(Objective):
 class _Share(nn.Module):
     """From a batch to the sum over this rank's share of it: what DDP wraps."""
 
-    def __init__(self, model: nn.Module, loss: Loss, everyone: Group, context: Group) -> None:
+    def __init__(
+        self, model: nn.Module, loss: LossFunction, everyone: RankGroup, context: RankGroup
+    ) -> None:
         super().__init__()
         self.model, self.loss, self.context = model, loss, context
         self.index = everyone.rank // context.size
@@ -125,7 +133,7 @@ def _wrap(share: _Share) -> DistributedDataParallel:
     return DistributedDataParallel(share, ids, init_sync=False)
 
 
-def _call(loss: Loss, model: nn.Module, batch: Any, generator: torch.Generator) -> Found:
+def _call(loss: LossFunction, model: nn.Module, batch: Any, generator: torch.Generator) -> Found:
     found = loss(model, batch, generator)
     value, metrics = found if isinstance(found, tuple) else (found, {})
     if value.dim() != 0:

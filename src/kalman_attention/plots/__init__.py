@@ -1,1 +1,9 @@
-"""One file per figure; reads results, never trains. The only place that imports matplotlib."""
+"""Figures. They read results and never train; only this package imports matplotlib.
+
+================  =====================================================================
+``training``      learning curves, and accuracy as a function of sequence length
+``speed``         time as a function of sequence length and of context length
+``uncertainty``   beliefs, posterior variance, attention maps, scores of texts, series
+``common``        what figures share: colours and line styles, axes, files
+================  =====================================================================
+"""

@@ -42,11 +42,12 @@ SCORES = (
     "max_prob",
     "mahalanobis",
     "log_variance",
+    "scaled_variance",
     "gain",
     "epistemic",
 )
 """What is compared; ``max_prob`` with its sign turned, all others as they are."""
-_OF_TOKENS = ("entropy", "max_prob", "log_variance", "gain", "epistemic")
+_OF_TOKENS = ("entropy", "max_prob", "log_variance", "scaled_variance", "gain", "epistemic")
 """Of these, what is known when a token is predicted."""
 
 
@@ -112,7 +113,8 @@ class UncertaintyRun:
     def score(self, model: LanguageModel, windows: Tensor) -> Scores:
         """All scores of windows; predictions are those that the model was trained to make."""
         marginal = self.recipe.loss == "marginal"
-        found = score_windows(model, windows, num_samples=self.num_samples if marginal else 0)
+        samples = self.num_samples if marginal else 0
+        found = score_windows(model, windows, num_samples=samples, noise_scale=True)
         if marginal or model.stack()[-1].kind != "kla":
             return found
         sampled = score_windows(model, windows, num_samples=self.num_samples)
@@ -147,7 +149,7 @@ def _mistakes(scores: Scores) -> dict[str, float]:
     for name in _OF_TOKENS:
         if name in of_tokens:
             values = -of_tokens[name] if name == "max_prob" else of_tokens[name]
-            if name in ("log_variance", "gain"):
+            if name in ("log_variance", "scaled_variance", "gain"):
                 # They are of the state after a token, from which the next one is predicted.
                 values = np.roll(values, 1, axis=1)
                 values[:, 0] = np.nan

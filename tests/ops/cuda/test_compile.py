@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kalman_attention.ops.cuda import device
-from kalman_attention.ops.cuda.program import GROUPS, Program, every_program
+from kalman_attention.ops.cuda.program import GROUP_SIZES, Program, every_program
 from kalman_attention.tools.cuda_resources import _parse, resources
 from kalman_attention.tools.resources import KernelResources
 
@@ -56,7 +56,7 @@ def test_nvrtc_compiles(program: Program, architecture: str) -> None:
 
 def test_every_program_is_there() -> None:
     programs = list(every_program())
-    assert len(programs) == 2 * 2 * len(GROUPS) * 4 - 2  # two are too large
+    assert len(programs) == 2 * 2 * len(GROUP_SIZES) * 4 - 2  # two are too large
     assert all(program.path.exists() for program in programs)
 
 

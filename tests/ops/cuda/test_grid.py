@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kalman_attention.ops.contract import CHUNK, ScanInputs
 from kalman_attention.ops.cuda import grid
-from kalman_attention.ops.cuda.program import GROUPS
+from kalman_attention.ops.cuda.program import GROUP_SIZES
 from tests.systems import examples
 
 
@@ -57,7 +57,7 @@ def test_every_lane_and_token_has_a_place(
     dtype = torch.float64 if double else torch.float32
     inputs = shaped(B, T, G * share, D, share=share)
     for cut in (grid.forward_grid(inputs), grid.backward_grid(inputs, dtype)):
-        assert cut.group in GROUPS
+        assert cut.group in GROUP_SIZES
         assert cut.group * cut.channels == cut.threads
         assert (cut.blocks - 1) * cut.channels < D <= cut.blocks * cut.channels
         assert cut.places >= share

@@ -1,161 +1,279 @@
 """``kla bench``: speed and memory on this machine, always as ratios within one run."""
 
 import argparse
-import importlib
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple, TypeVar
 
-from kalman_attention.benchmarks import BATCH, CHANNELS, LENGTHS, SLOTS
+from kalman_attention.benchmarks.options import (
+    DecodeOptions,
+    LayerOptions,
+    MixerOptions,
+    SweepOptions,
+)
 from kalman_attention.cli import numbers
-from kalman_attention.cli.parser import add_device
-from kalman_attention.cli.paths import BENCH, out_folder
+from kalman_attention.cli.arguments import add_device, add_number, add_out_folder, add_threads
+from kalman_attention.cli.paths import BENCH
 
-SUBJECTS = {
-    "scan": "the engines side by side, forward and backward, over sequence length",
-    "layer": "the layer against its own matrix products, attention and Mamba",
-    "mixers": "all mixers at equal width and state, and against public CPU versions",
-    "decode": "time per decoded token against the length of the context",
-    "gpu": "report of a GPU machine: accuracy, the paper's scaling figures, resources",
-    "roofline": "what bytes and operations of the Triton engine allow on two GPUs",
-}
-"""What can be measured: a module of ``benchmarks`` each."""
+Options = TypeVar("Options")
+Model = type[LayerOptions] | type[MixerOptions] | type[DecodeOptions]
+
+
+class Subject(NamedTuple):
+    """Something to measure.
+
+    Attributes:
+        text: one line for the help.
+        add_arguments: declares its options.
+        run: measures, and returns the exit code.
+    """
+
+    text: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One sub-verb per subject."""
+    """Add one sub-verb per subject."""
     subjects = parser.add_subparsers(title="subjects", required=True, metavar="SUBJECT")
-    for name, text in SUBJECTS.items():
-        sub = subjects.add_parser(name, help=text, description=text)
-        sub.set_defaults(subject=name, parser=sub)
-        globals()[f"_add_{name}"](sub)
+    for name, subject in SUBJECTS.items():
+        sub = subjects.add_parser(name, help=subject.text, description=subject.text)
+        sub.set_defaults(subject=subject, parser=sub)
+        subject.add_arguments(sub)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Hand over to the subject."""
-    module = importlib.import_module(f"kalman_attention.benchmarks.{args.subject}")
-    code: int = module.run(args)
-    return code
+    """Measure the chosen subject."""
+    subject: Subject = args.subject
+    return subject.run(args)
+
+
+def _options(kind: type[Options], args: argparse.Namespace) -> Options:
+    """The options of a benchmark, from the arguments of the same names."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: getattr(args, name) for name in names})
 
 
 def _add_scan(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", choices=["goals", "sweep"], help="one of the two (default: both)")
+    parser.add_argument(
+        "--only", choices=["goals", "sweep"], help="one of the two parts (default: both)"
+    )
     add_device(parser)
     parser.add_argument(
-        "--engines", nargs="+", metavar="ENGINE", help="for the sweep (default: all usable ones)"
+        "--engines",
+        nargs="+",
+        metavar="ENGINE",
+        help="engines of the sweep (default: all usable ones)",
     )
     _add_sweep(parser, BENCH)
 
 
+def _run_scan(args: argparse.Namespace) -> int:
+    import torch
+
+    from kalman_attention.benchmarks.scan import bench_scan
+
+    bench_scan(
+        _options(SweepOptions, args),
+        only=args.only,
+        engines=args.engines,
+        device=torch.device(args.device),
+        out=args.out,
+    )
+    return 0
+
+
 def _add_gpu(parser: argparse.ArgumentParser) -> None:
     _add_sweep(parser, "runs/gpu-report")
-    parser.add_argument("--dry-run", action="store_true", help="without a GPU: what needs none")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="without a GPU, report what needs none"
+    )
+
+
+def _run_gpu(args: argparse.Namespace) -> int:
+    from kalman_attention.benchmarks.gpu import report_gpu
+
+    accurate = report_gpu(_options(SweepOptions, args), out=args.out, dry_run=args.dry_run)
+    return 0 if accurate else 1
 
 
 def _add_sweep(parser: argparse.ArgumentParser, out: str) -> None:
-    _add_sizes(parser, "lengths", LENGTHS, "sequence lengths, T")
-    _add_size(parser, "batch", BATCH, "sequences, B")
-    _add_size(parser, "channels", CHANNELS, "channels, D")
-    _add_size(parser, "slots", SLOTS, "slots, N")
-    _add_seconds(parser, "patience", 20.0, "seconds of a pass before an engine gives up")
+    _add_sizes(parser, "lengths", SweepOptions.lengths, "sequence lengths, T")
+    _add_size(parser, "batch", SweepOptions.batch, "sequences, B")
+    _add_size(parser, "channels", SweepOptions.channels, "channels, D")
+    _add_size(parser, "slots", SweepOptions.slots, "slots, N")
+    _add_seconds(
+        parser,
+        "patience",
+        SweepOptions.patience,
+        "an engine gives up before a pass takes more than S seconds",
+    )
     _add_out(parser, out)
 
 
 def _add_layer(parser: argparse.ArgumentParser) -> None:
-    _add_sizes(parser, "lengths", [512, 1024, 2048, 4096, 8192, 16_384], "sequence lengths")
-    _add_model(parser, width=960)
-    _add_rounds(parser, repeats=10, seconds=20.0, per="length")
+    _add_sizes(parser, "lengths", LayerOptions.lengths, "sequence lengths")
+    _add_model(parser, LayerOptions)
+    _add_rounds(parser, LayerOptions, per="length")
     _add_size(
         parser,
         "mamba-up-to",
-        512,
-        "longest T for transformers' Mamba, whose CPU path takes minutes beyond",
+        LayerOptions.mamba_up_to,
+        "longest T for Mamba of transformers, which takes minutes beyond it on a CPU",
     )
     parser.add_argument(
-        "--value", choices=("stream", "project"), default="stream", help="where values come from"
+        "--value",
+        choices=("stream", "project"),
+        default=LayerOptions.value,
+        help="source of the values",
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--precision-rank",
-        type=numbers.positive_int,
-        metavar="N",
-        help="rank of the precision's projection (default: full)",
+        numbers.positive_int,
+        "rank of the projection to the precision (default: full)",
     )
     _add_out(parser)
 
 
+def _run_layer(args: argparse.Namespace) -> int:
+    from kalman_attention.benchmarks.layer import bench_layer
+
+    bench_layer(_options(LayerOptions, args), out=args.out)
+    return 0
+
+
 def _add_mixers(parser: argparse.ArgumentParser) -> None:
-    _add_sizes(parser, "lengths", [512, 1024, 2048, 4096, 8192], "sequence lengths")
-    _add_model(parser, width=512)
-    parser.add_argument("--mixers", nargs="+", metavar="MIXER", help="which ones (default: all)")
-    _add_rounds(parser, repeats=10, seconds=20.0, per="length")
-    _add_seconds(parser, "patience", 60.0, "seconds of a call before a mixer gives up")
+    _add_sizes(parser, "lengths", MixerOptions.lengths, "sequence lengths")
+    _add_model(parser, MixerOptions)
+    parser.add_argument(
+        "--mixers", nargs="+", metavar="MIXER", help="mixers to measure (default: all)"
+    )
+    _add_rounds(parser, MixerOptions, per="length")
+    _add_seconds(
+        parser,
+        "patience",
+        MixerOptions.patience,
+        "a mixer gives up before a call takes more than S seconds",
+    )
     rivals = parser.add_argument_group("public implementations on CPU, where installed")
     rivals.add_argument(
         "--rivals-at",
         type=numbers.positive_int,
         nargs="*",
-        default=[512, 2048],
+        default=MixerOptions.rivals_at,
         metavar="T",
         help="sequence lengths",
     )
     _add_size(
         rivals,
         "rivals-backward-up-to",
-        512,
-        "longest T with gradients, which take some of them minutes beyond",
+        MixerOptions.rivals_backward_up_to,
+        "longest T with gradients; beyond it, some take minutes",
     )
-    _add_size(rivals, "rival-repeats", 1, "rounds at most")
+    _add_size(rivals, "rival-repeats", MixerOptions.rival_repeats, "maximum number of rounds")
     _add_out(parser)
+
+
+def _run_mixers(args: argparse.Namespace) -> int:
+    from kalman_attention.benchmarks.mixers import bench_mixers
+
+    bench_mixers(_options(MixerOptions, args), out=args.out)
+    return 0
 
 
 def _add_decode(parser: argparse.ArgumentParser) -> None:
-    _add_sizes(parser, "contexts", [128, 512, 2048, 4096, 8192, 16_384], "context lengths")
-    _add_size(parser, "tokens", 8, "tokens decoded per measurement")
-    _add_model(parser, width=512)
-    _add_size(parser, "depth", 4, "blocks")
+    _add_sizes(parser, "contexts", DecodeOptions.contexts, "context lengths")
+    _add_size(parser, "tokens", DecodeOptions.tokens, "tokens decoded per measurement")
+    _add_model(parser, DecodeOptions)
+    _add_size(parser, "depth", DecodeOptions.depth, "blocks")
     parser.add_argument(
         "--preset",
-        default="kla-45m",
+        default=DecodeOptions.preset,
         metavar="NAME",
-        help="language model, with random weights, whose time is compared with that of its bytes",
+        help="language model with random weights, compared with the time to read its weights",
     )
-    _add_rounds(parser, repeats=40, seconds=60.0, per="model and turn")
-    parser.add_argument("--no-plot", action="store_true", help="numbers only")
+    _add_rounds(parser, DecodeOptions, per="model and turn")
+    parser.add_argument("--no-plot", action="store_true", help="draw no figure")
     _add_out(parser)
+
+
+def _run_decode(args: argparse.Namespace) -> int:
+    from kalman_attention.benchmarks.decode import bench_decode
+
+    bench_decode(_options(DecodeOptions, args), out=args.out, plot=not args.no_plot)
+    return 0
 
 
 def _add_roofline(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
 
 
-def _add_model(parser: argparse.ArgumentParser, *, width: int) -> None:
-    _add_size(parser, "batch", 1, "sequences")
-    _add_size(parser, "width", width, "d_model")
-    _add_size(parser, "state", 16, "d_state of KLA")
-    parser.add_argument(
-        "--threads", type=numbers.workers, metavar="N", help="threads of torch (default: torch's)"
-    )
+def _run_roofline(args: argparse.Namespace) -> int:
+    from kalman_attention.benchmarks.roofline import predict
+
+    print(predict(markdown=args.markdown))
+    return 0
 
 
-def _add_rounds(parser: argparse.ArgumentParser, *, repeats: int, seconds: float, per: str) -> None:
-    _add_size(parser, "repeats", repeats, "rounds at most")
-    _add_seconds(parser, "seconds", seconds, f"time for all rounds of a {per}, about")
+def _add_model(parser: argparse.ArgumentParser, defaults: Model) -> None:
+    _add_size(parser, "batch", defaults.batch, "sequences")
+    _add_size(parser, "width", defaults.width, "d_model")
+    _add_size(parser, "state", defaults.state, "d_state of KLA")
+    add_threads(parser)
+
+
+def _add_rounds(parser: argparse.ArgumentParser, defaults: Model, *, per: str) -> None:
+    _add_size(parser, "repeats", defaults.repeats, "maximum number of rounds")
+    _add_seconds(parser, "seconds", defaults.seconds, f"approximate time for all rounds of a {per}")
 
 
 def _add_size(parser: Any, name: str, default: int, text: str) -> None:
-    kind = numbers.positive_int
-    parser.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=text)
+    add_number(parser, f"--{name}", numbers.positive_int, text, default=default)
 
 
-def _add_sizes(parser: Any, name: str, default: list[int], text: str) -> None:
+def _add_sizes(parser: Any, name: str, default: Sequence[int], text: str) -> None:
     kind = numbers.positive_int
     parser.add_argument(f"--{name}", type=kind, nargs="+", default=default, metavar="N", help=text)
 
 
 def _add_seconds(parser: Any, name: str, default: float, text: str) -> None:
-    kind = numbers.positive_float
-    parser.add_argument(f"--{name}", type=kind, default=default, metavar="S", help=text)
+    add_number(parser, f"--{name}", numbers.positive_float, text, default=default, metavar="S")
 
 
 def _add_out(parser: argparse.ArgumentParser, default: str = BENCH) -> None:
-    parser.add_argument(
-        "--out", type=out_folder, default=default, metavar="DIR", help="folder for the results"
-    )
+    add_out_folder(parser, "folder for the results", default=default)
+
+
+SUBJECTS = {
+    "scan": Subject(
+        "the engines side by side, forward and backward, over sequence length",
+        _add_scan,
+        _run_scan,
+    ),
+    "layer": Subject(
+        "the layer against its own matrix products, attention and Mamba",
+        _add_layer,
+        _run_layer,
+    ),
+    "mixers": Subject(
+        "all mixers at equal width and state, and public implementations on CPU",
+        _add_mixers,
+        _run_mixers,
+    ),
+    "decode": Subject(
+        "time per decoded token against the length of the context",
+        _add_decode,
+        _run_decode,
+    ),
+    "gpu": Subject(
+        "report on a GPU: accuracy, the paper's scaling figures, resources",
+        _add_gpu,
+        _run_gpu,
+    ),
+    "roofline": Subject(
+        "predicted speed of the Triton engine on two GPUs, from bytes and operations",
+        _add_roofline,
+        _run_roofline,
+    ),
+}

@@ -2,16 +2,16 @@
 
 import argparse
 
-from kalman_attention.cli.paths import out_file
+from kalman_attention.cli.arguments import add_out_file
 from kalman_attention.tools import ARCHITECTURES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the verb."""
+    """Declare the options."""
     parser.add_argument(
         "--run",
         action="store_true",
-        help="run each usable engine against the float64 reference, values and gradients",
+        help="compare each usable engine with the float64 reference, values and gradients",
     )
     parser.add_argument("--engine", help="only this engine, with --run (default: all usable ones)")
     parser.add_argument(
@@ -21,22 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compile the GPU engines for these architectures, which needs no GPU (default: "
         f"{' '.join(ARCHITECTURES)})",
     )
-    parser.add_argument(
-        "--out",
-        type=out_file,
-        metavar="FILE",
-        help="with --compile: write its table as Markdown, too (default: only print it)",
-    )
+    add_out_file(parser, "with --compile: also write its table as Markdown (default: print only)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the engines; with ``--run`` also their errors. 1 if an engine breaks the contract."""
+    """List the engines, with ``--run`` also their errors; 1 if one violates the contract."""
     from kalman_attention.tools import engines
 
     if args.out is not None and args.compile is None:
-        raise ValueError("--out is for the table of --compile: give both, or none.")
+        raise ValueError("--out writes the table of --compile: use both or neither.")
     if args.engine is not None and not args.run:
-        raise ValueError("--engine says what --run runs: give both, or none.")
+        raise ValueError("--engine selects what --run runs: use both or neither.")
     if args.compile is not None:
         return engines.show_resources(args.compile or ARCHITECTURES, args.out)
     engines.show_engines()

@@ -10,7 +10,12 @@ from kalman_attention._progress import Progress
 from kalman_attention._reading import read_json
 from kalman_attention._tables import Table, render
 from kalman_attention.cli import numbers
-from kalman_attention.cli.paths import out_folder
+from kalman_attention.cli.arguments import (
+    add_folder,
+    add_number,
+    add_out_folder,
+    add_threads,
+)
 from kalman_attention.cli.verbs.eval import harness_module
 from kalman_attention.evaluation.benchmarks import checksum
 from kalman_attention.recipes.machine import about
@@ -23,57 +28,45 @@ _SPEED = "speed.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the verb."""
+    """Declare the options."""
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run")
-    parser.add_argument(
-        "--shards",
-        type=Path,
-        metavar="DIR",
-        help="what they were trained on (default: where it was)",
-    )
-    parser.add_argument(
-        "--task-data",
-        type=Path,
-        metavar="DIR",
-        help="folder with local files of the zero-shot tasks (default: no tasks)",
-    )
-    parser.add_argument(
+    add_folder(parser, "--shards", "the shards they were trained on (default: as recorded)")
+    add_folder(parser, "--task-data", "local files of the zero-shot tasks (default: no tasks)")
+    add_number(
+        parser,
         "--limit",
-        type=numbers.positive_int,
-        metavar="N",
-        help="only the first N items of each task; the paper: 500 (default: all)",
+        numbers.positive_int,
+        "only the first N items of each task; the paper uses 500 (default: all)",
     )
-    parser.add_argument(
-        "--threads", type=numbers.workers, metavar="N", help="threads of torch (default: torch's)"
-    )
-    parser.add_argument(
+    add_threads(parser)
+    add_number(
+        parser,
         "--seconds",
-        type=numbers.nonnegative_float,
+        numbers.nonnegative_float,
+        "time for measuring the speed of all runs, which take turns; 0 skips it",
         default=60.0,
-        help="time for measuring the speed, of all runs in turns; 0 measures none",
+        metavar="S",
     )
-    parser.add_argument(
-        "--out",
-        type=out_folder,
+    add_out_folder(
+        parser,
+        "folder for the results; runs that were measured before are not measured again",
         default="runs/compare",
-        metavar="DIR",
-        help="folder of the results; runs measured before are not measured again",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure what is not there yet, print tables, write the numbers and the curves."""
+    """Measure what is missing, print tables, write numbers and curves."""
     import torch
 
-    from kalman_attention.plots.files import save_figure
-    from kalman_attention.plots.pretraining import plot_comparison
+    from kalman_attention.plots.common import save_figure
+    from kalman_attention.plots.training import plot_comparison
     from kalman_attention.recipes.comparison import check_comparable, open_run
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     opened = {folder.name: open_run(folder, args.shards) for folder in args.runs}
     if len(opened) < len(args.runs):
-        raise ValueError("two of the runs have folders of the same name: rename one of them.")
+        raise ValueError("two of the runs are in folders of the same name: rename one of them.")
     check_comparable(list(opened.values()))
     asked = args.task_data and {"limit": args.limit, "questions": checksum(args.task_data)}
     args.out.mkdir(parents=True, exist_ok=True)
@@ -98,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 def _measured(
     args: argparse.Namespace, name: str, found: "FinishedRun", asked: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """The result of a run: from its file if that is of the same weights and tasks."""
+    """The result of a run, read from its file if that has the same weights and tasks."""
     from kalman_attention.recipes.comparison import measure, measure_calibration, weights_of
 
     path = args.out / f"{name}.json"
@@ -114,7 +107,7 @@ def _measured(
 
 
 def _can_calibrate() -> bool:
-    """Whether the libraries for it are there; the rest of the table needs none of them."""
+    """Whether the libraries are installed; the rest of the table does not need them."""
     from kalman_attention.evaluation.detection import require_libraries
 
     try:
@@ -139,7 +132,7 @@ def _zero_shot(args: argparse.Namespace, found: "FinishedRun") -> dict[str, Any]
 
 
 def _speed(args: argparse.Namespace, opened: dict[str, "FinishedRun"]) -> dict[str, float]:
-    """Tokens per second of training, taken in turns so that all see the same machine."""
+    """Tokens per second of training; runs take turns, so that all see the same machine."""
     from kalman_attention.benchmarks.measure import fastest
     from kalman_attention.recipes.comparison import training_passes
 

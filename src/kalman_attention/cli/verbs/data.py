@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from kalman_attention._tables import render
 from kalman_attention.cli import numbers
-from kalman_attention.cli.paths import DATA, out_folder
+from kalman_attention.cli.arguments import add_number, add_out_folder
+from kalman_attention.cli.paths import DATA
 
 if TYPE_CHECKING:
     from kalman_attention.data.shards import Index
@@ -16,75 +17,72 @@ NANO_VOCABULARY = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the verb."""
+    """Declare the options."""
     parser.add_argument(
         "inputs",
         nargs="*",
         metavar="INPUT",
         help="text, JSONL or Parquet files (also .gz), folders of them, hub:NAME[:CONFIG[:SPLIT]], "
-        "or fineweb-edu; nothing: Python's standard library. `check DIR` verifies finished shards",
+        "or fineweb-edu; without any, Python's standard library. `check DIR` verifies finished "
+        "shards",
     )
-    parser.add_argument(
-        "--out", type=out_folder, default=str(DATA), metavar="DIR", help="folder to write"
-    )
+    add_out_folder(parser, "folder for the shards", default=str(DATA))
     parser.add_argument("--field", default="text", help="JSON field or column with the text")
     parser.add_argument(
         "--separator",
-        help="what separates documents in plain text (default: a file is one document)",
+        help="string between documents in plain text (default: a file is one document)",
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--document-bytes",
-        type=numbers.nonnegative_int,
+        numbers.nonnegative_int,
+        "split longer plain-text files at the end of a line; 0 never splits",
         default=100_000,
-        metavar="N",
-        help="cut longer plain-text files at a line end; 0 never does",
     )
     parser.add_argument(
         "--tokenizer", help="folder, tokenizer.json or hub name (default: train a new one)"
     )
     parser.add_argument(
-        "--bos", metavar="TOKEN", help="start-of-text token (default: what the tokenizer says)"
+        "--bos", metavar="TOKEN", help="start-of-text token (default: that of the tokenizer)"
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--vocab-size",
-        type=numbers.positive_int,
-        metavar="N",
-        help="entries of a trained tokenizer (default: the largest power of two that leaves 512 "
-        f"bytes of text for each, 32768 at most; {NANO_VOCABULARY} for the standard library)",
+        numbers.positive_int,
+        "vocabulary size of a trained tokenizer (default: the largest power of two that leaves 512 "
+        f"bytes of text for each, at most 32768; {NANO_VOCABULARY} for the standard library)",
     )
     parser.add_argument(
         "--replace-invalid",
         action="store_true",
-        help="read also files that are hardly UTF-8; what is not becomes U+FFFD",
+        help="also read files that are mostly not UTF-8; invalid bytes become U+FFFD",
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--tokenizer-characters",
-        type=numbers.positive_int,
+        numbers.positive_int,
+        "maximum number of characters to train a tokenizer on",
         default=2_000_000_000,
-        metavar="N",
-        help="characters on which a tokenizer is trained, at most",
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--shard-tokens",
-        type=numbers.positive_int,
+        numbers.positive_int,
+        "approximate number of tokens per shard",
         default=1 << 23,
-        metavar="N",
-        help="tokens of a shard, about",
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--validation",
-        type=numbers.nonnegative_int,
+        numbers.nonnegative_int,
+        "hold out every N-th document; 0 holds out the last shard",
         default=0,
-        metavar="N",
-        help="hold out every N-th document; 0 holds out the last shard",
     )
-    parser.add_argument(
-        "--workers", type=numbers.workers, metavar="N", help="processes (default: one per core)"
-    )
+    add_number(parser, "--workers", numbers.workers, "processes (default: one per core)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build, or check; print what the folder holds."""
+    """Build or check shards, and print what the folder contains."""
     from kalman_attention.data import build, shards, sources
 
     if args.inputs[:1] == ["check"]:
@@ -93,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         found = shards.ShardedTokens(args.inputs[1])
         found.check()
         _report(found.folder, found.index)
-        print("every checksum, document and id is as it should be")
+        print("all checksums, documents and token ids are valid")
         return 0
     inputs = (sources.FINEWEB_EDU,) if args.inputs == ["fineweb-edu"] else tuple(args.inputs)
     options = build.BuildOptions(
@@ -131,6 +129,6 @@ def _report(folder: Path, index: "Index") -> None:
     damaged = index.total("damaged")
     if damaged:
         print(
-            f"{damaged:,} documents were not valid UTF-8: {index.total('replaced'):,} places "
-            "became U+FFFD"
+            f"{damaged:,} documents were not valid UTF-8: {index.total('replaced'):,} invalid "
+            "sequences became U+FFFD"
         )

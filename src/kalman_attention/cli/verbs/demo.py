@@ -2,14 +2,12 @@
 
 import argparse
 
-from kalman_attention.cli.paths import out_folder
+from kalman_attention.cli.arguments import add_out_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the verb."""
-    parser.add_argument(
-        "--out", type=out_folder, default="runs/demo", metavar="DIR", help="where everything goes"
-    )
+    """Declare the options."""
+    add_out_folder(parser, "folder for the page and the models", default="runs/demo")
 
 
 def run(args: argparse.Namespace) -> int:

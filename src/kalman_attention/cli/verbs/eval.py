@@ -4,7 +4,7 @@ import argparse
 import importlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -14,8 +14,16 @@ from kalman_attention import published
 from kalman_attention._progress import Progress
 from kalman_attention._tables import render
 from kalman_attention.cli import numbers
-from kalman_attention.cli.parser import add_device, add_dtype, add_engine, add_tokenizer
-from kalman_attention.cli.paths import RUNS, out_file
+from kalman_attention.cli.arguments import (
+    add_checkpoint,
+    add_dtype,
+    add_folder,
+    add_number,
+    add_out_file,
+    add_samples,
+    open_checkpoint,
+)
+from kalman_attention.cli.paths import RUNS, read_texts
 from kalman_attention.evaluation.benchmarks import BENCHMARKS
 from kalman_attention.report.language import zero_shot_table
 
@@ -25,25 +33,16 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the verb."""
-    parser.add_argument(
-        "checkpoint",
-        type=Path,
-        nargs="?",
-        metavar="CHECKPOINT",
-        help="folder with model and tokenizer (default: the newest pretraining run)",
-    )
-    add_tokenizer(parser)
-    add_device(parser)
+    """Declare the options."""
+    where = "folder with model and tokenizer (default: the newest pretraining run)"
+    add_checkpoint(parser, where, optional=True)
     add_dtype(parser)
-    add_engine(parser)
     what = parser.add_argument_group("what to score")
-    what.add_argument(
+    add_folder(
+        what,
         "--shards",
-        type=Path,
-        metavar="DIR",
-        help="validation split of what kla data wrote, in bits per byte (default: what the run was "
-        "trained on)",
+        "validation split of the output of kla data, in bits per byte (default: the shards that "
+        "the run was trained on)",
     )
     what.add_argument(
         "--text",
@@ -55,46 +54,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--tasks", nargs="*", metavar="TASK", help="zero-shot tasks (default: the paper's eight)"
     )
-    what.add_argument(
-        "--task-data",
-        type=Path,
-        metavar="DIR",
-        help="folder with local files of the tasks (default: they are fetched from the hub)",
-    )
-    how = parser.add_argument_group("how")
-    how.add_argument(
+    add_folder(what, "--task-data", "local files of the tasks (default: fetched from the hub)")
+    how = parser.add_argument_group("how to score")
+    add_number(
+        how,
         "--limit",
-        type=numbers.positive_int,
-        metavar="N",
-        help="only the first N items of each task, or documents; the paper: 500 (default: all)",
+        numbers.positive_int,
+        "only the first N items of each task, or documents; the paper uses 500 (default: all)",
     )
     how.add_argument(
         "--bos",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="begin the context of every task with start of text (default: yes)",
+        help="prepend start of text to the context of every task (default: yes)",
     )
-    how.add_argument("--batch-size", type=numbers.positive_int, default=16, help="rows at a time")
-    how.add_argument(
-        "--max-length", type=numbers.positive_int, default=2048, help="tokens the model may read"
+    add_number(how, "--batch-size", numbers.positive_int, "sequences per batch", default=16)
+    add_number(
+        how, "--max-length", numbers.positive_int, "maximum length of the context", default=2048
     )
-    how.add_argument(
+    add_number(
+        how,
         "--stride",
-        type=numbers.positive_int,
-        metavar="N",
-        help="for bits per byte: windows of --max-length, each N further, that forget (default: "
-        "the state is carried on)",
+        numbers.positive_int,
+        "for bits per byte: independent windows of --max-length tokens, N tokens apart (default: "
+        "one pass that carries the state)",
     )
-    how.add_argument(
-        "--num-samples",
-        type=numbers.nonnegative_int,
-        default=0,
-        help="posterior samples (KLA+); 0 takes the mean",
-    )
-    how.add_argument("--seed", type=numbers.seed, default=0, help="random seed of the samples")
-    parser.add_argument(
-        "--out", type=out_file, metavar="FILE", help="write the result as JSON (default: print it)"
-    )
+    add_samples(how)
+    add_out_file(parser, "write the result as JSON (default: print only)")
 
 
 _MORE = """
@@ -104,13 +90,8 @@ The paper's eight zero-shot tasks need their data:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score and print; write JSON if asked."""
-    from kalman_attention.evaluation.checkpoint import (
-        load_checkpoint,
-        naming,
-        newest_run,
-        trained_on,
-    )
+    """Score, print, and write JSON if requested."""
+    from kalman_attention.evaluation.checkpoint import naming, newest_run, trained_on
 
     if args.checkpoint is None:
         args.checkpoint = newest_run(RUNS)
@@ -121,14 +102,10 @@ def run(args: argparse.Namespace) -> int:
         args.shards = shards = trained_on(args.checkpoint)
         if shards is not None and not shards.is_dir():
             raise ValueError(
-                f"{args.checkpoint} was trained on {shards}, which is no longer there. Say where "
-                "it is with --shards, or score a text with --text."
+                f"{args.checkpoint} was trained on {shards}, which no longer exists. Give its "
+                "new place with --shards, or score a text with --text."
             )
-    found = load_checkpoint(args.checkpoint, tokenizer=args.tokenizer, device=args.device)
-    if args.dtype is not None:
-        import torch
-
-        found.model.to(getattr(torch, args.dtype))
+    found = open_checkpoint(args)
     with naming(args.checkpoint):
         result = _texts(args, found, texts) if args.text or args.shards else _tasks(args, found)
     result = {"checkpoint": str(args.checkpoint), **result}
@@ -161,14 +138,14 @@ def _tasks(args: argparse.Namespace, found: "Checkpoint") -> dict[str, Any]:
     print(score_table(result["tasks"]))
     if set(result["tasks"]) & set(BENCHMARKS):
         items = published.ZERO_SHOT_ITEMS
-        print(f"\nbeside it, in per cent (KLA paper, tab:lm-main, {items} items per task):\n")
+        print(f"\ncompared with the paper, in per cent (tab:lm-main, {items} items per task):\n")
         table = zero_shot_table({args.checkpoint.name: result["tasks"]})
         print(render(table.header, table.rows))
     return result
 
 
 def harness_module() -> ModuleType:
-    """What scores zero-shot tasks; it needs an extra."""
+    """The module for zero-shot tasks, which needs an extra."""
     try:
         return importlib.import_module("kalman_attention.evaluation.zero_shot")
     except ModuleNotFoundError as error:
@@ -179,7 +156,7 @@ def harness_module() -> ModuleType:
 
 
 def score_table(tasks: dict[str, dict[str, Any]]) -> str:
-    """Every score with its standard error, in per cent."""
+    """A table of all scores with their standard errors, in per cent."""
 
     def cell(scores: dict[str, Any], name: str) -> str:
         if name not in scores:
@@ -194,15 +171,6 @@ def score_table(tasks: dict[str, dict[str, Any]]) -> str:
         for name, s in tasks.items()
     ]
     return render(["task", "items", "acc", "acc_norm", "in the paper"], rows)
-
-
-def read_texts(paths: Sequence[Path]) -> dict[str, str]:
-    """Texts by the names of their files, before anything is computed."""
-    texts = {str(path): path.read_bytes().decode("utf-8-sig", "replace") for path in paths}
-    for name, text in texts.items():
-        if not text:
-            raise ValueError(f"{name} is empty: there is nothing to score.")
-    return texts
 
 
 def _texts(
@@ -251,7 +219,7 @@ def _score(
 
 
 def _score_shards(args: argparse.Namespace, found: "Checkpoint") -> "TextScore":
-    """Every document of the validation split by itself."""
+    """Score every document of the validation split on its own."""
     from kalman_attention.data.shards import VALIDATION, ShardedTokens
     from kalman_attention.evaluation.likelihood import TextScore
 

@@ -1,13 +1,17 @@
 """``kla explore``: look inside a checkpoint on one interactive page, or live while typing."""
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kalman_attention._files import write_atomically
 from kalman_attention.cli import numbers
-from kalman_attention.cli.parser import add_device, add_engine, add_tokenizer
-from kalman_attention.cli.paths import out_file
+from kalman_attention.cli.arguments import (
+    add_checkpoint,
+    add_number,
+    add_out_file,
+    add_seed,
+    open_checkpoint,
+)
 from kalman_attention.cli.terminal import read_prompt
 
 if TYPE_CHECKING:
@@ -16,64 +20,51 @@ if TYPE_CHECKING:
     from kalman_attention.models.language_model import LanguageModel
 
 START = "Once upon a time there was a little filter that believed what it saw, but not too firmly."
-"""What a live page shows before anything is typed."""
+"""The text of a live page before anything is typed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the verb."""
-    parser.add_argument(
-        "checkpoint",
-        type=Path,
-        metavar="CHECKPOINT",
-        help="folder with model and tokenizer; with --task, with a model",
-    )
+    """Declare the options."""
+    add_checkpoint(parser, "folder with model and tokenizer; with --task, with a model")
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
-        "text", nargs="?", metavar="TEXT", help="text to look at; - or none: standard input"
+        "text", nargs="?", metavar="TEXT", help="text to show; - or nothing: standard input"
     )
     what.add_argument(
         "--task",
         metavar="NAME",
-        help="a sequence of this task instead, for a model trained on it (default: a text)",
+        help="a sequence of this task, for a model trained on it (default: a text)",
     )
-    add_tokenizer(parser)
-    parser.add_argument("--seed", type=numbers.seed, default=0, help="of --task: seed of the set")
-    parser.add_argument(
-        "--index", type=numbers.nonnegative_int, default=0, help="of --task: which sequence"
+    add_seed(parser, "with --task: random seed of the sequences")
+    add_number(
+        parser, "--index", numbers.nonnegative_int, "with --task: index of the sequence", default=0
     )
     parser.add_argument(
         "--option",
         action="append",
         default=[],
         metavar="NAME=N",
-        help="of --task: a whole number that differs from the published settings, such as "
+        help="with --task: an integer that differs from the published settings, such as "
         "seq_len=64 (default: none)",
     )
-    parser.add_argument(
-        "--max-tokens",
-        type=numbers.whole(1, 4096),
-        default=512,
-        metavar="N",
-        help="how much of a text is shown",
+    add_number(
+        parser, "--max-tokens", numbers.whole(1, 4096), "maximum tokens of a text", default=512
     )
+    add_out_file(parser, "page to write", default="explore.html")
     parser.add_argument(
-        "--out", type=out_file, default="explore.html", metavar="FILE", help="page to write"
+        "--serve", action="store_true", help="serve a live page on this machine, write no file"
     )
-    parser.add_argument(
-        "--serve", action="store_true", help="write no page, but serve it to a browser here, live"
-    )
-    parser.add_argument(
+    add_number(
+        parser,
         "--port",
-        type=numbers.whole(0, 65535),
+        numbers.whole(0, 65535),
+        "with --serve: port on 127.0.0.1; 0 picks a free one",
         default=8217,
-        help="of --serve, on 127.0.0.1; 0 takes a free one",
     )
-    add_device(parser)
-    add_engine(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page, or serve it until interrupted."""
+    """Write the page, or serve it until the user interrupts it."""
     from kalman_attention.evaluation.checkpoint import naming
     from kalman_attention.explorer.page import render
 
@@ -89,13 +80,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _reader(args: argparse.Namespace) -> "Callable[[str], dict[str, Any]]":
-    """From a text to what the page shows."""
-    from kalman_attention.evaluation.checkpoint import load_checkpoint
+    """A function from a text to the data of the page."""
     from kalman_attention.explorer.look import look, text_subject
 
-    model, tokenizer = load_checkpoint(
-        args.checkpoint, tokenizer=args.tokenizer, device=args.device
-    )
+    model, tokenizer = open_checkpoint(args)
     title = args.checkpoint.resolve().name
 
     def read(text: str) -> dict[str, Any]:
@@ -113,7 +101,7 @@ def _task(args: argparse.Namespace) -> dict[str, Any]:
     model: LanguageModel = load_model(args.checkpoint, device=args.device).eval()
     if task.vocab_size != model.config.vocab_size:
         raise ValueError(
-            f"{args.task} has {task.vocab_size} tokens, the model in {args.checkpoint} knows "
+            f"{args.task} has {task.vocab_size} tokens, the model in {args.checkpoint} has "
             f"{model.config.vocab_size}: it was trained on another task, or with other --option."
         )
     subject = task_subject(task, args.task, seed=args.seed, index=args.index)
@@ -133,7 +121,7 @@ def _serve(args: argparse.Namespace) -> int:
     from kalman_attention.explorer.server import ExplorerServer
 
     if args.task:
-        raise ValueError("--serve reads what is typed: it goes with a text, not with --task.")
+        raise ValueError("--serve shows what is typed: it takes a text, not --task.")
     read, text = _reader(args), START if args.text is None else read_prompt(args.text)
     page = render({**read(text), "text": text}, live=True)
     with ExplorerServer(page, read, args.port) as server:

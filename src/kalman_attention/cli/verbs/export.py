@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kalman_attention.cli.arguments import add_folder
 from kalman_attention.cli.paths import out_folder
 
 if TYPE_CHECKING:
@@ -18,13 +19,16 @@ FORMATS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the verb."""
+    """Declare the options."""
     parser.add_argument(
-        "run", type=Path, metavar="RUN", help="a pretraining run, or any folder with a model"
+        "run",
+        type=Path,
+        metavar="RUN",
+        help="folder of a pretraining run, or any folder with a model",
     )
     parser.add_argument("--to", choices=["hf", "onnx"], default="hf", help=FORMATS)
-    parser.add_argument("folder", type=out_folder, metavar="DIR", help="where it goes")
-    parser.add_argument("--tokenizer", type=Path, help="folder of the tokenizer (default: RUN)")
+    parser.add_argument("folder", type=out_folder, metavar="DIR", help="folder to write")
+    add_folder(parser, "--tokenizer", "folder of the tokenizer (default: RUN)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 def _to_hf(model: "LanguageModel", tokenizer: "Tokenizer", folder: Path) -> str:
     from kalman_attention.models.hf.modeling_kla import KLAForCausalLM
 
-    bos = tokenizer.bos  # also what follows the end of a document
+    bos = tokenizer.bos  # also follows the end of a document
     KLAForCausalLM.from_native(model, bos_token_id=bos, eos_token_id=bos).save_pretrained(folder)
     return (
         "for transformers. Where this package is installed,\n"

@@ -3,13 +3,17 @@
 import argparse
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kalman_attention._progress import Progress
 from kalman_attention._text import visible
 from kalman_attention.cli import numbers
-from kalman_attention.cli.parser import add_device, add_dtype, add_engine, add_tokenizer
+from kalman_attention.cli.arguments import (
+    add_checkpoint,
+    add_dtype,
+    add_number,
+    open_checkpoint,
+)
 from kalman_attention.cli.paths import RUNS
 from kalman_attention.cli.terminal import paint, read_prompt
 
@@ -17,89 +21,86 @@ if TYPE_CHECKING:
     from kalman_attention.models.generation import TokenUncertainty
 
 KINDS = ("entropy", "aleatoric", "epistemic")
-"""What can be shown, in nats; the last two are the parts of the first."""
+"""Kinds of uncertainty, in nats; the last two add up to the first."""
 
-# From blue to orange through grey, which every kind of colour vision tells apart.
+# From blue through grey to orange, which can be told apart with any colour vision.
 _LEVELS = ((60, 140, 240), (110, 165, 215), (165, 165, 160), (215, 155, 70), (225, 120, 10))
 _LEVELS_256 = (69, 110, 145, 179, 172)
 _RESET = "\x1b[0m"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the verb."""
+    """Declare the options."""
+    where = "folder with model and tokenizer (default: the newest pretraining run, and no prompt)"
+    add_checkpoint(parser, where, optional=True)
     parser.add_argument(
-        "checkpoint",
-        type=Path,
-        nargs="?",
-        metavar="CHECKPOINT",
-        help="folder with model and tokenizer (default: the newest pretraining run, and no prompt)",
+        "prompt", nargs="?", metavar="PROMPT", help="text to continue; - or nothing: standard input"
     )
-    parser.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help="text to continue; - or none: standard input"
+    add_number(
+        parser,
+        "--max-new-tokens",
+        numbers.positive_int,
+        "maximum number of new tokens",
+        default=200,
     )
-    add_tokenizer(parser)
-    parser.add_argument(
-        "--max-new-tokens", type=numbers.positive_int, default=200, help="where to stop"
-    )
-    parser.add_argument(
+    add_number(
+        parser,
         "--temperature",
-        type=numbers.nonnegative_float,
+        numbers.nonnegative_float,
+        "0 always takes the most likely token",
         default=0.8,
-        help="0 takes the most likely token",
+        metavar="X",
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--top-k",
-        type=numbers.positive_int,
+        numbers.positive_int,
+        "sample from the K most likely tokens (default: from all)",
         metavar="K",
-        help="only among the K most likely tokens (default: among all)",
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--top-p",
-        type=numbers.probability,
+        numbers.probability,
+        "sample from the most likely tokens whose total probability reaches P (default: from all)",
         metavar="P",
-        help="only among the most likely tokens that together reach this probability (default: "
-        "among all)",
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--seed",
-        type=numbers.seed,
-        help="random seed; the same one gives the same text (default: a new one)",
+        numbers.seed,
+        "random seed; the same seed gives the same text (default: a new one)",
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--num-samples",
-        type=numbers.nonnegative_int,
+        numbers.nonnegative_int,
+        "posterior samples (KLA+); 0 uses the mean (default: 0, or 10 for --uncertainty aleatoric "
+        "and epistemic)",
         metavar="S",
-        help="posterior samples (KLA+); 0 takes the mean (default: 0, and 10 for --uncertainty "
-        "aleatoric or epistemic)",
     )
     parser.add_argument(
         "--uncertainty",
         nargs="?",
         const="entropy",
         choices=KINDS,
-        help="colour every token by how unsure the model was of it, by entropy if nothing else is "
-        "named; colours span the range of what is shown, so the text comes when it is finished. "
-        "Knowing the last read-out would settle epistemic, not aleatoric (default: no colours)",
+        help="colour every token by the uncertainty of the model, by default its entropy; the "
+        "colours span the range in the text, so it appears when it is complete. Knowing the last "
+        "read-out would remove the epistemic part, not the aleatoric (default: no colours)",
     )
-    add_device(parser)
     add_dtype(parser)
-    add_engine(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the prompt and its continuation, token by token."""
     import torch
 
-    from kalman_attention.evaluation.checkpoint import load_checkpoint, naming, newest_run
+    from kalman_attention.evaluation.checkpoint import naming, newest_run
     from kalman_attention.models.generation import Sampling, stream
 
     if args.checkpoint is None:
         args.checkpoint, args.prompt = newest_run(RUNS), ""
-    model, tokenizer = load_checkpoint(
-        args.checkpoint, tokenizer=args.tokenizer, device=args.device
-    )
-    if args.dtype is not None:
-        model.to(getattr(torch, args.dtype))
+    model, tokenizer = open_checkpoint(args)
     prompt = read_prompt(args.prompt)
     ids = torch.tensor([[tokenizer.bos, *tokenizer.encode(prompt)]], device=args.device)
     generator = torch.Generator(args.device)
@@ -121,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
             for step in steps:
                 token = int(step.tokens)
                 text = "" if token == tokenizer.bos else text_of(token)
-                if text:  # part of a character waits for the rest of it
+                if text:  # an incomplete character waits for its other bytes
                     screen.show(text, _value(step.uncertainty, args.uncertainty))
     finally:
         screen.finish()
@@ -129,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _samples(args: argparse.Namespace) -> int:
-    """Posterior samples; the parts of the uncertainty cannot be had without any."""
+    """Number of posterior samples; the parts of the uncertainty need at least one."""
     if args.uncertainty in ("aleatoric", "epistemic"):
         if args.num_samples == 0:
             raise ValueError(f"--uncertainty {args.uncertainty} needs --num-samples 1 or more.")
@@ -146,23 +147,23 @@ def _value(found: "TokenUncertainty | None", kind: str | None) -> float | None:
 
 
 def _screen(kind: str | None, prompt: str, most: int) -> "Plain | Coloured":
-    """How tokens are shown: in colours on a terminal that has them, with numbers elsewhere."""
+    """How to show tokens: in colours on a terminal that has them, with numbers elsewhere."""
     if kind is None or not sys.stdout.isatty() or "NO_COLOR" in os.environ:
         return Plain(kind, prompt)
     return Coloured(kind, prompt, most)
 
 
 class Plain:
-    """Shows every token at once; with its uncertainty in braces after it, if that is wanted.
+    """Shows each token immediately, followed by its uncertainty in braces if requested.
 
     Args:
-        kind: what is shown of the uncertainty, if anything.
-        prompt: what stands before the tokens.
+        kind: kind of uncertainty to show, if any.
+        prompt: text before the tokens.
     """
 
     def __init__(self, kind: str | None, prompt: str) -> None:
         if kind is not None:
-            paint(f"{kind} of each token in nats, in braces after it\n")
+            paint(f"{kind} of each token in nats, in braces after the token\n")
         print(prompt, end="", flush=True)
 
     def show(self, text: str, value: float | None) -> None:
@@ -175,12 +176,12 @@ class Plain:
 
 
 class Coloured:
-    """Shows all tokens at the end: only then is the range known over which colours are spread.
+    """Shows all tokens at the end, when the range that the colours span is known.
 
     Args:
-        kind: what is shown of the uncertainty.
-        prompt: what stands before the tokens.
-        most: tokens that will come, at most.
+        kind: kind of uncertainty to show.
+        prompt: text before the tokens.
+        most: maximum number of tokens.
     """
 
     def __init__(self, kind: str, prompt: str, most: int) -> None:
@@ -194,7 +195,7 @@ class Coloured:
         self.progress.update(len(self.tokens))
 
     def finish(self) -> None:
-        """Show what there is, also after an interruption."""
+        """Show the tokens so far, also after an interruption."""
         self.progress.close()
         values = [value for _, value in self.tokens] or [0.0]
         low, high = min(values), max(values)
@@ -204,15 +205,15 @@ class Coloured:
         print(flush=True)
 
     def _legend(self, low: float, high: float) -> str:
-        """What the colours mean: from where on each of them is used."""
+        """The meaning of the colours: the value at which each begins."""
         count = len(_LEVELS)
         starts = [low + i * (high - low) / count for i in range(count)]
         marks = " ".join(_colour(f"{start:.3g}+", i) for i, start in enumerate(starts))
-        return f"{self.kind} in nats, from least to most here: {marks} (up to {high:.3g})"
+        return f"{self.kind} in nats, from lowest to highest: {marks} (up to {high:.3g})"
 
 
 def _harmless(text: str) -> str:
-    """On a terminal the control characters of the text are written out; the colours are ours."""
+    """Escape control characters of the text on a terminal; only our colours get through."""
     return visible(text) if sys.stdout.isatty() else text
 
 

@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Any
 from kalman_attention._reading import read_json
 from kalman_attention._tables import render
 from kalman_attention.cli import numbers
-from kalman_attention.cli.parser import add_device, add_engine
-from kalman_attention.cli.paths import DATA, RUNS, check_folder, out_folder
+from kalman_attention.cli.arguments import (
+    add_device,
+    add_engine,
+    add_folder,
+    add_number,
+    add_out_folder,
+)
+from kalman_attention.cli.paths import DATA, RUNS, writable_folder
 from kalman_attention.cli.verbs.sizes import MODEL_NAMES
 
 if TYPE_CHECKING:
@@ -20,28 +26,34 @@ if TYPE_CHECKING:
 _NUMBERS = {
     "tokens": (numbers.positive_int, "tokens to train on, such as 2M or 1.8B"),
     "batch_tokens": (numbers.positive_int, "tokens per update, such as 16Ki (16,384)"),
-    "seq_len": (numbers.positive_int, "tokens of a row"),
-    "micro_batch": (numbers.positive_int, "rows that go through the model at a time"),
-    "num_samples": (numbers.positive_int, "posterior samples of --loss marginal"),
-    "clip": (numbers.positive_float, "largest norm of the gradients"),
+    "seq_len": (numbers.positive_int, "tokens per row"),
+    "micro_batch": (numbers.positive_int, "rows per forward pass"),
+    "num_samples": (numbers.positive_int, "posterior samples for --loss marginal"),
+    "clip": (numbers.positive_float, "maximum norm of the gradients"),
     "warmup_steps": (numbers.nonnegative_int, "updates of linear warm-up"),
-    "warmdown": (numbers.fraction, "part of the updates in which the rates fall, 0 to 1"),
+    "warmdown": (
+        numbers.fraction,
+        "fraction of the updates in which the learning rates decay, 0 to 1",
+    ),
     "eval_every": (numbers.positive_int, "updates between evaluations"),
-    "eval_tokens": (numbers.positive_int, "validation tokens scored each time, at most"),
+    "eval_tokens": (numbers.positive_int, "maximum number of validation tokens per evaluation"),
     "log_every": (numbers.positive_int, "updates between lines of metrics.jsonl"),
     "save_seconds": (numbers.positive_float, "seconds between checkpoints"),
     "threads": (numbers.workers, "threads of torch"),
-    "seed": (numbers.seed, "random seed of the initial weights and of samples"),
+    "seed": (numbers.seed, "random seed of the initial weights and the samples"),
 }
 _CHOICES = {
-    "loader": (("packing", "window"), "rows that begin with a document, or the text cut into rows"),
-    "loss": (("mean", "marginal"), "of the posterior mean, or the marginal likelihood (KLA+)"),
-    "dtype": (("float32", "bfloat16"), "what is computed in"),
-    "embedding_dtype": (("bfloat16", "float32"), "how the token embedding is stored"),
+    "loader": (("packing", "window"), "rows that start with a document, or the text cut into rows"),
+    "loss": (
+        ("mean", "marginal"),
+        "cross-entropy of the posterior mean, or marginal likelihood (KLA+)",
+    ),
+    "dtype": (("float32", "bfloat16"), "dtype of the computation"),
+    "embedding_dtype": (("bfloat16", "float32"), "dtype of the stored token embedding"),
 }
 _FLAGS = {
-    "reset_state": "forget at document boundaries",
-    "gradient_checkpointing": "compute blocks twice, store less",
+    "reset_state": "reset the state at document boundaries",
+    "gradient_checkpointing": "recompute blocks in the backward pass to save memory",
 }
 _RATES = {
     "lr": (numbers.positive_float, "base learning rate of matrices, head and vectors"),
@@ -51,53 +63,43 @@ _RATES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the verb."""
+    """Declare the options."""
     parser.epilog = MODEL_NAMES
-    parser.add_argument("recipe", metavar="RECIPE", help="what to train: a name from below")
     parser.add_argument(
-        "--shards", type=Path, metavar="DIR", help=f"what kla data wrote (default: {DATA})"
+        "recipe", metavar="RECIPE", help="model to train: a name from the list below"
     )
-    parser.add_argument(
-        "--out",
-        type=out_folder,
-        metavar="DIR",
-        help=f"folder of the run (default: {RUNS}/RECIPE)",
-    )
-    parser.add_argument(
+    add_folder(parser, "--shards", f"output of kla data (default: {DATA})")
+    add_out_folder(parser, f"folder of the run (default: {RUNS}/RECIPE)")
+    add_folder(
+        parser,
         "--init",
-        type=Path,
-        metavar="DIR",
-        help="start from the weights of this run or model folder, with a new optimizer and "
-        "schedule (default: random weights)",
+        "start from the weights in this run or model folder, with a new optimizer and schedule "
+        "(default: random weights)",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="print size, rates, work and memory, and stop"
+        "--dry-run",
+        action="store_true",
+        help="print sizes, learning rates, cost and memory, and exit",
     )
     add_device(parser)
     add_engine(parser)
     parser.add_argument(
         "--parallel",
         choices=("ddp", "fsdp"),
-        help="train with the processes that torchrun started (python -m kalman_attention), with "
-        "weights whole on each or spread over all (default: one process)",
+        help="train in the processes that torchrun starts (python -m kalman_attention), with the "
+        "weights replicated (ddp) or sharded (fsdp) (default: one process)",
     )
-    parser.add_argument(
-        "--context",
-        type=numbers.workers,
-        default=1,
-        metavar="N",
-        help="processes that share a sequence",
-    )
+    add_number(parser, "--context", numbers.workers, "processes per sequence", default=1)
     parser.add_argument("--tensorboard", action="store_true", help="also write for TensorBoard")
     parser.add_argument(
         "--wandb", action="store_true", help="also write for Weights & Biases (WANDB_MODE=offline)"
     )
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
     group = parser.add_argument_group(
         "what differs from the recipe", "kla pretrain RECIPE --dry-run prints the defaults."
     )
     for name, (kind, text) in (*_NUMBERS.items(), *_RATES.items()):
-        group.add_argument(_option(name), type=kind, metavar="X", help=text)
+        add_number(group, _option(name), kind, text, metavar="X")
     for name, (words, text) in _CHOICES.items():
         group.add_argument(_option(name), choices=words, help=text)
     for name, text in _FLAGS.items():
@@ -111,7 +113,7 @@ def _option(name: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan, train, and print what came out."""
+    """Print the plan, train, and print the result."""
     chosen = chosen_recipe(args)
     if args.dry_run:
         print(plan_table(chosen, args.shards))
@@ -130,7 +132,7 @@ def _train(args: argparse.Namespace, chosen: "PretrainRecipe", parallel: "Parall
     from kalman_attention.recipes.pretrain_run import SUMMARY, pretrain
 
     main = parallel is None or parallel.main
-    shards, out = args.shards or DATA, args.out or check_folder(RUNS / args.recipe)
+    shards, out = args.shards or DATA, args.out or writable_folder(RUNS / args.recipe)
     if main:
         print(f"{plan_table(chosen, shards)}\n\nshards: {shards}, run: {out}", flush=True)
     pretrain(
@@ -153,7 +155,7 @@ def _train(args: argparse.Namespace, chosen: "PretrainRecipe", parallel: "Parall
 
 
 def chosen_recipe(args: argparse.Namespace) -> "PretrainRecipe":
-    """The recipe, with what the command line changes."""
+    """The recipe with the changes of the command line."""
     from kalman_attention.recipes.pretrain import recipe
     from kalman_attention.train.optim import Rates
 
@@ -172,11 +174,11 @@ def chosen_recipe(args: argparse.Namespace) -> "PretrainRecipe":
 
 
 def plan_table(chosen: "PretrainRecipe", shards: Path | None) -> str:
-    """The plan beside the paper's table.
+    """The plan of a run, next to the paper's table.
 
     Args:
-        chosen: the run.
-        shards: what it trains on; None if there is nothing yet.
+        chosen: the recipe.
+        shards: folder of the training data; None if there is none yet.
     """
     from kalman_attention.data.shards import TRAIN, ShardedTokens
     from kalman_attention.recipes.pretrain_budget import budget_rows, make_budget
@@ -195,7 +197,7 @@ def plan_table(chosen: "PretrainRecipe", shards: Path | None) -> str:
 
 
 def summary_table(found: dict[str, Any]) -> str:
-    """What a run has reached, in one row."""
+    """The result of a run, in one row."""
     header = ["model", "parameters", "updates", "tokens", "val bits per byte", "best", "tokens/s"]
     cells = [found["model"], *(f"{found[n]:,}" for n in ("parameters", "steps", "tokens"))]
     cells += [f"{found['bits_per_byte']:.4f}", f"{found['best_bits_per_byte']:.4f}"]
@@ -204,12 +206,12 @@ def summary_table(found: dict[str, Any]) -> str:
 
 
 def _draw(folder: Path, chosen: "PretrainRecipe") -> list[Path]:
-    """The learning curve, if matplotlib is there."""
+    """Draw the learning curve, if matplotlib is installed."""
     from kalman_attention.train.metrics import read_metrics
 
     try:
-        from kalman_attention.plots.files import save_figure
-        from kalman_attention.plots.pretraining import plot_pretraining
+        from kalman_attention.plots.common import save_figure
+        from kalman_attention.plots.training import plot_pretraining
     except ModuleNotFoundError:
         print("no learning curve: pip install 'kalman_attention[plot]'")
         return []

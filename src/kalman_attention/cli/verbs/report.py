@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from kalman_attention.cli.paths import check_file, out_file
+from kalman_attention.cli.arguments import add_out_file
+from kalman_attention.cli.paths import writable_file
 
 LEAD = (
     "Sequence mixing as exact Bayesian filtering, measured. Figures in brackets are the paper's, "
@@ -12,32 +13,30 @@ LEAD = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the verb."""
+    """Declare the options."""
     parser.add_argument(
         "runs",
         type=Path,
         nargs="?",
         default=Path("runs/reproduce"),
         metavar="RUNS",
-        help="folder of results, of pretraining runs, or of what kla compare wrote (default: "
-        "runs/reproduce)",
+        help="folder with results, with pretraining runs, or with the output of kla compare "
+        "(default: runs/reproduce)",
     )
-    parser.add_argument(
-        "--out", type=out_file, metavar="FILE", help="page to write (default: RUNS/report.html)"
-    )
+    add_out_file(parser, "page to write (default: RUNS/report.html)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Collect what is there and write the page."""
+    """Collect the results and write the page."""
     from kalman_attention.report.collect import collect, read_verdicts
     from kalman_attention.report.page import write_page
 
     sections = collect(args.runs)
     if not sections:
         raise ValueError(
-            f"{args.runs} holds no results. Make some: kla reproduce mad --scale smoke"
+            f"{args.runs} contains no results. To make some: kla reproduce mad --scale smoke"
         )
-    path = args.out or check_file(args.runs / "report.html")
+    path = args.out or writable_file(args.runs / "report.html")
     write_page(path, LEAD, sections, read_verdicts(args.runs))
     print(f"report: {path}")
     return 0

@@ -1,4 +1,4 @@
-"""``kla score``: score the tokens and windows of texts: surprise, belief, and what is foreign."""
+"""``kla score``: score tokens and windows of texts: surprise, uncertainty, unusual passages."""
 
 import argparse
 import json
@@ -11,9 +11,15 @@ from kalman_attention._files import write_atomically
 from kalman_attention._progress import Progress
 from kalman_attention._tables import render
 from kalman_attention.cli import numbers
-from kalman_attention.cli.parser import add_device, add_dtype, add_engine, add_tokenizer
-from kalman_attention.cli.paths import out_folder
-from kalman_attention.cli.verbs.eval import read_texts
+from kalman_attention.cli.arguments import (
+    add_checkpoint,
+    add_dtype,
+    add_number,
+    add_out_folder,
+    add_samples,
+    open_checkpoint,
+)
+from kalman_attention.cli.paths import read_texts
 
 if TYPE_CHECKING:
     from kalman_attention.evaluation.checkpoint import Checkpoint
@@ -30,7 +36,7 @@ LABELS = {
     "epistemic": "epistemic (nats)",
     "mahalanobis": "Mahalanobis",
 }
-"""Scores, and what they are called in tables and figures."""
+"""Scores, and their labels in tables and figures."""
 
 
 class _Text(NamedTuple):
@@ -42,62 +48,43 @@ class _Text(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the verb."""
-    parser.add_argument(
-        "checkpoint", type=Path, metavar="CHECKPOINT", help="folder with model and tokenizer"
-    )
+    """Declare the options."""
+    add_checkpoint(parser)
+    add_dtype(parser)
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="texts to score")
-    add_tokenizer(parser)
     parser.add_argument(
         "--reference",
         type=Path,
         metavar="FILE",
-        help="a text of the kind that the model knows: half of its windows fit the Mahalanobis "
-        "distance of hidden states, the other half says what is usual (default: none)",
+        help="a text of the kind that the model was trained on: half of its windows fit the "
+        "Mahalanobis distance of hidden states, the other half defines usual scores (default: "
+        "none)",
     )
-    parser.add_argument(
-        "--window", type=numbers.positive_int, default=64, metavar="N", help="tokens of a window"
-    )
-    parser.add_argument(
+    add_number(parser, "--window", numbers.positive_int, "tokens per window", default=64)
+    add_number(
+        parser,
         "--show",
-        type=numbers.nonnegative_int,
+        numbers.nonnegative_int,
+        "print the N windows of each text with the highest perplexity, in the order of the text",
         default=12,
-        metavar="N",
-        help="print the N windows of each text with the highest perplexity, in their order",
     )
-    parser.add_argument(
-        "--num-samples",
-        type=numbers.nonnegative_int,
-        default=0,
-        metavar="S",
-        help="posterior samples (KLA+), which also give the epistemic part of the entropy; 0 takes "
-        "the mean",
+    add_samples(
+        parser,
+        "posterior samples (KLA+), which also give the epistemic part of the entropy; 0 uses the "
+        "mean",
     )
-    parser.add_argument("--seed", type=numbers.seed, default=0, help="random seed of the samples")
-    parser.add_argument(
-        "--out",
-        type=out_folder,
-        metavar="DIR",
-        help="write scores.json, windows.csv and a figure per text (default: only print)",
-    )
-    add_device(parser)
-    add_dtype(parser)
-    add_engine(parser)
+    add_out_folder(parser, "write scores.json, windows.csv and figures (default: print only)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score, print tables, write files if asked."""
-    from kalman_attention.evaluation.checkpoint import load_checkpoint, naming
+    """Score, print tables, and write files if requested."""
+    from kalman_attention.evaluation.checkpoint import naming
     from kalman_attention.evaluation.detection import Reference, require_libraries
 
     require_libraries()
     texts = read_texts(args.files)
     known = read_texts([args.reference] if args.reference else ())
-    found = load_checkpoint(args.checkpoint, tokenizer=args.tokenizer, device=args.device)
-    if args.dtype is not None:
-        import torch
-
-        found.model.to(getattr(torch, args.dtype))
+    found = open_checkpoint(args)
     with naming(args.checkpoint):
         usual = [Reference(_score(args, found, name, text)) for name, text in known.items()]
         reference = usual[0] if usual else None
@@ -126,7 +113,7 @@ def _text(
 
 
 def _score(args: argparse.Namespace, found: "Checkpoint", name: str, text: str) -> "Scores":
-    """Every window of a text, each after all that precedes it."""
+    """Score every window of a text, with everything before it as context."""
     from kalman_attention.evaluation.scores import cut, score_windows
 
     windows = cut(found.tokenizer.encode(text), found.tokenizer.bos, args.window)
@@ -144,11 +131,11 @@ def _score(args: argparse.Namespace, found: "Checkpoint", name: str, text: str) 
 
 
 def _beliefs(scores: "Scores") -> str:
-    """Which layers have variance and gain, in words."""
+    """Which layers have variance and gain, as a sentence."""
     without = [f"{i} ({kind})" for i, kind in enumerate(scores.mixers) if kind != "kla"]
     if not scores.believing:
-        return "variance and gain: none, for no layer of this model holds a belief (KLA)."
-    told = f"variance and gain: of layer {scores.believing[-1]}, counted from 0"
+        return "variance and gain: none, as this model has no KLA layer."
+    told = f"variance and gain: layer {scores.believing[-1]}, counted from 0"
     return f"{told}; layers without: {', '.join(without)}." if without else f"{told}."
 
 
@@ -221,7 +208,7 @@ def _detection_table(
     header = ["text", "score", "AUROC", "FPR95", "windows beyond 95 %"]
     told = (
         f"windows of each text against {reference.held_out} windows of {args.reference} that the "
-        "distance was not fitted on\n\n"
+        "distance was not fitted to\n\n"
     )
     return told + render(header, rows)
 
@@ -229,7 +216,7 @@ def _detection_table(
 def _write(
     args: argparse.Namespace, scored: dict[str, _Text], reference: "Reference | None"
 ) -> None:
-    """Everything as JSON, windows as CSV, one figure per text."""
+    """Write all scores as JSON, windows as CSV, and one figure per text."""
     args.out.mkdir(parents=True, exist_ok=True)
     first = next(iter(scored.values())).scores
     result = {
@@ -280,7 +267,7 @@ def _record(text: _Text, reference: "Reference | None") -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The same for JSON, which has no NaN and no arrays."""
+    """Convert a value for JSON, which has neither NaN nor arrays."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):
@@ -311,14 +298,14 @@ def _draw(
     import numpy as np
 
     try:
-        from kalman_attention.plots.files import save_figure
-        from kalman_attention.plots.scores import plot_scores
+        from kalman_attention.plots.common import save_figure
+        from kalman_attention.plots.uncertainty import plot_scores
     except ModuleNotFoundError:
         print("no figures: pip install 'kalman_attention[plot]'")
         return []
     paths: list[Path] = []
     for i, (name, text) in enumerate(scored.items()):
-        # Over time the surprise itself, whose window means are the logarithm of the perplexity.
+        # Over time, show the surprise: the logarithm of a window's perplexity is its mean.
         windows = {"nll": np.log(text.windows["perplexity"]), **text.windows}
         del windows["perplexity"]
         marks = {} if reference is None else reference.unusual(text.windows)

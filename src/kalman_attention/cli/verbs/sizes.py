@@ -19,11 +19,11 @@ MODEL_NAMES = "\n\n".join(
         listing("short names", ALIASES),
     )
 )
-"""The names of all models, for the help."""
+"""The names of all models, for help texts."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the verb."""
+    """Declare the options."""
     parser.epilog = MODEL_NAMES
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument(
@@ -31,34 +31,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         metavar="NAME",
-        help="models such as kla-nano; all of them if none is named",
+        help="models such as kla-nano; all of them by default",
     )
     chosen.add_argument(
         "--paper",
         choices=PAPER_TABLES,
-        help="the models of a table of the paper, its state sizes beside ours (default: presets)",
+        help="the models of a table of the paper, with its state sizes and ours (default: presets)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table."""
     if args.paper is not None:
-        print(f"one mixer, numbers per sequence; the paper's {args.paper} table beside ours\n")
+        print(f"one mixer, numbers per sequence; the paper's {args.paper} table and ours\n")
         print(paper_table(args.paper))
         return 0
     from kalman_attention.models.presets import PRESETS, preset
 
     chosen = {name: preset(name) for name in args.names} or PRESETS
-    print("state, windows and growth per token: numbers per sequence, all blocks together\n")
+    print("state, windows and growth per token: numbers per sequence, summed over blocks\n")
     print(size_table(chosen))
     return 0
 
 
 def size_table(models: Mapping[str, "LanguageModelConfig"]) -> str:
-    """Models side by side: parameters, and what a sequence carries along.
+    """A table of models: parameters, and the size of the state of a sequence.
 
     Args:
-        models: configurations by the name to show.
+        models: maps the name to show to a configuration.
     """
     from kalman_attention.models.plan import format_plan
     from kalman_attention.models.sizes import model_size
@@ -77,10 +77,10 @@ def size_table(models: Mapping[str, "LanguageModelConfig"]) -> str:
 
 
 def paper_table(name: str) -> str:
-    """The models of one of the paper's tables, as published and as matched.
+    """The models of one of the paper's tables, as published and with matched state sizes.
 
     Args:
-        name: of the table, ``"mad"`` or ``"mqar"``.
+        name: name of the table, ``"mad"`` or ``"mqar"``.
     """
     from kalman_attention.models.matching import PAPER_MODELS
     from kalman_attention.models.sizes import mixer_size
@@ -102,7 +102,7 @@ def paper_table(name: str) -> str:
 
 
 def _describe(options: object) -> str:
-    """The options that shape the state."""
+    """The options that determine the size of the state."""
     names = ("d_state", "expand", "num_heads", "expand_k", "expand_v", "proj_factor", "qk_factor")
     return ", ".join(f"{n}={getattr(options, n)}" for n in names if hasattr(options, n))
 

@@ -1,4 +1,4 @@
-"""``kla task``: list the synthetic tasks, and look at their sequences."""
+"""``kla task``: list the synthetic tasks, and show their sequences."""
 
 import argparse
 import shutil
@@ -7,29 +7,30 @@ from typing import TYPE_CHECKING
 
 from kalman_attention._tables import render
 from kalman_attention.cli import numbers
+from kalman_attention.cli.arguments import add_number, add_seed
 
 if TYPE_CHECKING:
     from kalman_attention.tasks.task import Sequences, Task
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Two sub-verbs."""
+    """Add two sub-verbs."""
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
-    all_tasks = verbs.add_parser("list", help="all tasks: sizes, chance, what is scored")
+    all_tasks = verbs.add_parser("list", help="all tasks: sizes, chance level, scored positions")
     all_tasks.set_defaults(task_verb=_list, parser=all_tasks)
-    show = verbs.add_parser("show", help="one sequence, input above target")
-    show.add_argument("name", metavar="NAME", help="a task, as kla task list names them")
-    show.add_argument("--seed", type=numbers.seed, default=0, help="random seed of the set")
+    show = verbs.add_parser("show", help="one sequence, inputs above targets")
+    show.add_argument("name", metavar="NAME", help="a task from kla task list")
+    add_seed(show, "random seed of the set")
     show.add_argument("--split", choices=["train", "test"], default="test", help="which set")
-    show.add_argument(
-        "--index", type=numbers.nonnegative_int, default=0, help="which sequence of the set"
+    add_number(
+        show, "--index", numbers.nonnegative_int, "index of the sequence in the set", default=0
     )
-    show.add_argument("--short", action="store_true", help="a version that fits on a line")
+    show.add_argument("--short", action="store_true", help="a short version that fits on one line")
     show.set_defaults(task_verb=_show, parser=show)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Hand over to the sub-verb."""
+    """Run the sub-verb."""
     code: int = args.task_verb(args)
     return code
 
@@ -63,13 +64,13 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def picture(found: "Sequences", names: Sequence[str], *, row: int, width: int) -> str:
-    """One row of sequences as text, inputs above targets, in lines of at most ``width``.
+    """One sequence as text, inputs above targets, wrapped at ``width``.
 
     Args:
         found: sequences of a task.
-        names: its token names.
-        row: which sequence.
-        width: where to break lines.
+        names: names of its tokens.
+        row: index of the sequence.
+        width: maximum number of characters per line.
 
     Returns:
         Pairs of lines; ``_`` is a target that is not scored.

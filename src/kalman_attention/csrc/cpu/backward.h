@@ -118,22 +118,23 @@ struct Partials {
       }
     });
   }
-
-  // Sums ddt over the channels that share a gap, each token in the order of its channels.
-  void reduce_gaps(const void* channels, void* ddt, int64_t threads) const {
-    const T* from = static_cast<const T*>(channels);
-    with_type(ddt, p.dt.dtype, [&](auto* out) {
-      auto reduce = [&](int64_t row, int) {
-        for (int64_t t = row * p.T; t < (row + 1) * p.T; ++t) {
-          double sum = 0;
-          for (int64_t d = 0; d < p.D; ++d) sum += from[t * p.D + d];
-          encode(static_cast<T>(sum), out + t);
-        }
-      };
-      parallel_for(threads, p.pool, p.B, reduce);
-    });
-  }
 };
+
+// Sums ddt over the channels that share a gap, each token in the order of its channels.
+template <class T>
+void reduce_gaps(const Scan& p, const void* channels, void* ddt, int64_t threads) {
+  const T* from = static_cast<const T*>(channels);
+  with_type(ddt, p.dt.dtype, [&](auto* out) {
+    auto reduce = [&](int64_t row, int) {
+      for (int64_t t = row * p.T; t < (row + 1) * p.T; ++t) {
+        double sum = 0;
+        for (int64_t d = 0; d < p.D; ++d) sum += from[t * p.D + d];
+        encode(static_cast<T>(sum), out + t);
+      }
+    };
+    parallel_for(threads, p.pool, p.B, reduce);
+  });
+}
 
 template <class M, class T, int W>
 struct Backward {
@@ -319,7 +320,7 @@ struct Backward {
       if (!M::kSmooths) reduce_dynamics(r1 - r0);
     }
     if (!M::kSmooths) store_dynamics();
-    if (own_gaps) sums.reduce_gaps(channels.data(), g.ddt, threads);
+    if (own_gaps) reduce_gaps<T>(p, channels.data(), g.ddt, threads);
     return KLA_OK;
   }
 };

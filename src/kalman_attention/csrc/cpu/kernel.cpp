@@ -7,6 +7,7 @@
 #include "linear.h"
 #include "segments.h"
 #include "smooth.h"
+#include "smooth_backward.h"
 #include "step.h"
 
 namespace kla {
@@ -49,6 +50,14 @@ template <class M, class T, int W>
 struct SmoothCall {
   static int run(const kla_scan_params& p) {
     if constexpr (M::kHasVariance) return smooth_rows<M, T, W>(p);
+    else return KLA_ERROR_ARGUMENT;
+  }
+};
+
+template <class M, class T, int W>
+struct SmoothBackwardCall {
+  static int run(const kla_scan_params& p, const kla_scan_grads& g) {
+    if constexpr (M::kHasVariance) return SmoothBackward<M::kGaps, T>(Scan(p, 1), g).run();
     else return KLA_ERROR_ARGUMENT;
   }
 };
@@ -105,10 +114,14 @@ int adjoint_map(const kla_scan_params& p, const kla_scan_grads& g, void* maps) {
 
 int smooth(const kla_scan_params& p) { return with_types<SmoothCall, kBackwardWidth>(p); }
 
+int smooth_backward(const kla_scan_params& p, const kla_scan_grads& g) {
+  return with_types<SmoothBackwardCall, 1>(p, g);
+}
+
 }  // namespace
 
-extern const Kernels kernels{forward,        backward,        smooth,  filter_map, adjoint_map,
-                             frames_forward, frames_backward, product, layer_step};
+extern const Kernels kernels{forward,     backward,       smooth,          smooth_backward, filter_map,
+                             adjoint_map, frames_forward, frames_backward, product,         layer_step};
 
 }  // namespace KLA_ISA_NAMESPACE
 }  // namespace kla

@@ -13,6 +13,7 @@ struct Kernels {
   int (*forward)(const kla_scan_params&);
   int (*backward)(const kla_scan_params&, const kla_scan_grads&);
   int (*smooth)(const kla_scan_params&);
+  int (*smooth_backward)(const kla_scan_params&, const kla_scan_grads&);
   int (*filter_map)(const kla_scan_params&, void*);
   int (*adjoint_map)(const kla_scan_params&, const kla_scan_grads&, void*);
   int (*frames_forward)(const kla_frames_params&);

@@ -7,6 +7,11 @@
 #include "kernels.h"
 #include "parallel.h"
 
+#if defined(KLA_WITH_AVX) && defined(_MSC_VER)
+// What __builtin_cpu_supports calls; clang links it by itself everywhere but here.
+#pragma comment(lib, "clang_rt.builtins-x86_64.lib")
+#endif
+
 namespace {
 
 bool can_run(int64_t isa) {
@@ -117,6 +122,13 @@ int kla_scan_backward(const kla_scan_params* params, const kla_scan_grads* grads
 
 int kla_scan_smooth(const kla_scan_params* params) {
   return guarded(params, [&](const kla::Kernels& kernels) { return kernels.smooth(*params); });
+}
+
+int kla_scan_smooth_backward(const kla_scan_params* params, const kla_scan_grads* grads) {
+  if (grads == nullptr) return KLA_ERROR_ARGUMENT;
+  return guarded(params, [&](const kla::Kernels& kernels) {
+    return kernels.smooth_backward(*params, *grads);
+  });
 }
 
 int kla_scan_filter_map(const kla_scan_params* params, void* map) {

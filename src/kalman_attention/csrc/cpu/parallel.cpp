@@ -1,7 +1,9 @@
 #include "parallel.h"
 
+#ifndef _WIN32
 #include <dlfcn.h>
 #include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -44,10 +46,19 @@ class FlushDenormals {
 // torch's for the same cores. Set once, when the library is loaded.
 using GompParallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
 
+#ifdef _WIN32
+// Torch's pool has another interface there, and processes do not fork.
+struct LoadTime {
+  GompParallel gomp = nullptr;
+  int pid = 0;
+};
+int getpid() { return 0; }
+#else
 struct LoadTime {
   GompParallel gomp = reinterpret_cast<GompParallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
   pid_t pid = getpid();
 };
+#endif
 const LoadTime load_time;
 
 struct Job {

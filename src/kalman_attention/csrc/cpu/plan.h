@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
+#include <new>
 
 #include "../kla_scan.h"
 #include "vector.h"
@@ -84,15 +84,16 @@ class Block {
  public:
   explicit Block(size_t bytes) {
     const size_t rounded = (bytes + 63) / 64 * 64;
-    if (rounded >= bytes) data_ = static_cast<char*>(std::aligned_alloc(64, std::max<size_t>(rounded, 64)));
+    if (rounded >= bytes) data_ = static_cast<char*>(::operator new(rounded, kAlignment, std::nothrow));
   }
-  ~Block() { std::free(data_); }
+  ~Block() { ::operator delete(data_, kAlignment); }
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
   char* data() const { return data_; }
   explicit operator bool() const { return data_ != nullptr; }
 
  private:
+  static constexpr std::align_val_t kAlignment{64};
   char* data_ = nullptr;
 };
 

@@ -5,7 +5,7 @@ structure field by field would take longer than a decode step.
 """
 
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ KALMAN, LINEAR = 0, 1
 """Models. ``csrc/kla_scan.h`` says which field holds which letter of the linear scan."""
 
 _GRADS = struct.Struct("=19q")
+
+OutputGrads: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 class Outputs(NamedTuple):
@@ -43,7 +45,7 @@ def run_backward(
     model: int,
     call: ScanInputs,
     checkpoints: Tensor,
-    inputs: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None],
+    inputs: OutputGrads,
     grads: tuple[Tensor | None, ...],
     isa: str,
     pool: str,
@@ -59,21 +61,45 @@ def run_backward(
         isa: instruction set.
         pool: thread pool.
     """
-    dtype = call.mean_0.dtype
-    dy, dy_var = (None if x is None else rows(x) for x in inputs[:2])
-    dmean, dvariance = (None if x is None else dense(x, dtype) for x in inputs[2:])
-    dq, dk, dv, dlam_v, *others = grads
-    written = (dv, dlam_v, dk, dq, *others)  # in the order of the struct
-    packed = _GRADS.pack(
-        *array(dy), *array(dy_var), at(dmean), at(dvariance), *(at(x) for x in written)
-    )
-    outputs = Outputs(checkpoints=dense(checkpoints, dtype))
-    check(load().kla_scan_backward(_pack(model, call, outputs, isa, pool), packed))
+    outputs, kept = Outputs(checkpoints=dense(checkpoints, call.mean_0.dtype)), _read(call, inputs)
+    params = _pack(model, call, outputs, isa, pool)
+    check(load().kla_scan_backward(params, _pack_grads(kept, grads)))
 
 
 def run_smooth(call: ScanInputs, outputs: Outputs, isa: str, pool: str) -> None:
     """Write smoothed y and y_var, given the checkpoints of a forward pass."""
     check(load().kla_scan_smooth(_pack(KALMAN, call, outputs, isa, pool)))
+
+
+def run_smooth_backward(
+    call: ScanInputs,
+    inputs: OutputGrads,
+    grads: tuple[Tensor | None, ...],
+    isa: str,
+    pool: str,
+) -> None:
+    """Run the backward pass of smoothing; arguments as for ``run_backward``."""
+    params, kept = _pack(KALMAN, call, Outputs(), isa, pool), _read(call, inputs)
+    check(load().kla_scan_smooth_backward(params, _pack_grads(kept, grads)))
+
+
+def _read(call: ScanInputs, inputs: OutputGrads) -> OutputGrads:
+    """Gradients with respect to the outputs, in the layout that kernels read.
+
+    The caller holds on to them until the kernel has returned.
+    """
+    dy, dy_var = (None if x is None else rows(x) for x in inputs[:2])
+    dmean, dvariance = (None if x is None else dense(x, call.mean_0.dtype) for x in inputs[2:])
+    return dy, dy_var, dmean, dvariance
+
+
+def _pack_grads(inputs: OutputGrads, grads: tuple[Tensor | None, ...]) -> bytes:
+    dy, dy_var, dmean, dvariance = inputs
+    dq, dk, dv, dlam_v, *others = grads
+    written = (dv, dlam_v, dk, dq, *others)  # in the order of the struct
+    return _GRADS.pack(
+        *array(dy), *array(dy_var), at(dmean), at(dvariance), *(at(x) for x in written)
+    )
 
 
 def run_filter_map(call: ScanInputs, isa: str, pool: str) -> FilterMap:

@@ -6,6 +6,8 @@ variance s_inf = p_bar / (1 - a_bar^2) of the prior. The kernel evaluates both w
 its sums over tokens are converted to gradients of a_bar and p_bar here.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,7 @@ from kalman_attention.ops.cpu.abi import (
     run_filter_map,
     run_forward,
     run_smooth,
+    run_smooth_backward,
 )
 from kalman_attention.ops.cpu.library import ABI_VERSION, check, load
 
@@ -108,11 +111,22 @@ def backward(
     Returns:
         Gradients in the shapes and dtypes of the inputs.
     """
+    given = (dy, dy_var, dmean, dvariance)
+
+    def run(call: ScanInputs, grads: tuple[Tensor | None, ...]) -> None:
+        run_backward(KALMAN, call, checkpoints, given, grads, isa, pool)
+
+    return _grads(inputs, run)
+
+
+def _grads(
+    inputs: ScanInputs, run: Callable[[ScanInputs, tuple[Tensor | None, ...]], None]
+) -> ScanGrads:
+    """What ``run`` writes into the arrays that it is given, as gradients of the inputs."""
     call = with_rates(inputs.dense(inputs.arithmetic_dtype))
     grads = [torch.empty(x.shape, dtype=x.dtype) for x in call[:8]]
     ddt = None if call.dt is None else torch.empty(call.dt.shape, dtype=call.dt.dtype)
-    given = (dy, dy_var, dmean, dvariance)
-    run_backward(KALMAN, call, checkpoints, given, (*grads, ddt), isa, pool)
+    run(call, (*grads, ddt))
     if inputs.dt is not None:
         grads[4:6] = dynamics_grads(inputs.a_bar, inputs.p_bar, call.a_bar, grads[4], grads[5])
     found = ScanGrads(*(g.to(x.dtype) for g, x in zip(grads, inputs[:8], strict=True)))
@@ -138,6 +152,25 @@ def smooth(inputs: ScanInputs, *, isa: str = "auto", pool: str = "auto") -> Scan
     run_smooth(call, Outputs(y, y_var, checkpoints=saved), isa, pool)
     dtype = inputs.compute_dtype
     return ScanResult(y, y_var, mean.to(dtype), variance.to(dtype), None)
+
+
+def smooth_backward(
+    inputs: ScanInputs,
+    dy: Tensor | None,
+    dy_var: Tensor | None,
+    dmean: Tensor | None,
+    dvariance: Tensor | None,
+    *,
+    isa: str = "auto",
+    pool: str = "auto",
+) -> ScanGrads:
+    """Exact gradients of ``smooth`` with respect to the floating inputs.
+
+    Arguments as for ``backward``; nothing is saved by the forward pass, and the beliefs of a row
+    are kept in memory for one vector of channels per thread.
+    """
+    given = (dy, dy_var, dmean, dvariance)
+    return _grads(inputs, lambda call, grads: run_smooth_backward(call, given, grads, isa, pool))
 
 
 def filter_map(inputs: ScanInputs, *, isa: str = "auto", pool: str = "auto") -> FilterMap:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 CSRC = Path(__file__).parents[2] / "csrc"
-GROUPS = (1, 2, 4, 8, 16, 32)
+GROUP_SIZES = (1, 2, 4, 8, 16, 32)
 """Threads that share a channel."""
 
 _TYPES = {torch.float32: "float", torch.float64: "double"}
@@ -65,7 +65,7 @@ def program(
 def every_program() -> Iterator[Program]:
     """All programs that a call may need."""
     yes_no = (False, True)
-    for choice in itertools.product(("fwd", "bwd"), _TYPES.values(), GROUPS, yes_no, yes_no):
+    for choice in itertools.product(("fwd", "bwd"), _TYPES.values(), GROUP_SIZES, yes_no, yes_no):
         found = Program(*choice)
         if not found.oversized:
             yield found

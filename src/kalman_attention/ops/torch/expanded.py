@@ -23,14 +23,14 @@ from kalman_attention.ops.torch import reverse
 from kalman_attention.ops.torch.prefix_scan import prefix_scan, torch_scan
 from kalman_attention.ops.torch.rows import to_rows
 
-Beliefs = Callable[[Tensor, Tensor, Tensor, Tensor, KLAState], KLAState]
+BeliefScan = Callable[[Tensor, Tensor, Tensor, Tensor, KLAState], KLAState]
 """From a_bar, p_bar, phi, b (``[R, T, N, D]`` each) and an initial belief to all beliefs."""
 
 
 class ExpandedEngine:
     """An engine that computes the belief at every token and then reads it out."""
 
-    def __init__(self, beliefs: Beliefs) -> None:
+    def __init__(self, beliefs: BeliefScan) -> None:
         self._beliefs = beliefs
 
     def forward(self, inputs: ScanInputs, *, return_variance: bool, save: bool) -> ScanResult:

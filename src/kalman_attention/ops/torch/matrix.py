@@ -25,13 +25,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kalman_attention.filtering.blocks import from_blocks, to_blocks
+from kalman_attention.filtering.blocks import from_blocks
 from kalman_attention.filtering.gaps import transition_adjoint
 from kalman_attention.filtering.maps import Affine
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs, ScanResult
 from kalman_attention.ops.torch.prefix_scan import prefix_scan
-from kalman_attention.ops.torch.rows import Rows, to_rows
+from kalman_attention.ops.torch.rows import Rows, end_gradients, to_rows
 from kalman_attention.ops.torch.segments import chunk_filters, chunk_starts, replay
 
 # Per token and channel a span takes SPAN products inside and m, the slots of a block, outside. 16
@@ -76,9 +76,7 @@ def backward(
     dtype = rows.v.dtype
     starts = rows.layout.load(checkpoints, dtype)
     path = _path(_narrow(rows), KLAState(torch.zeros_like(starts.variance), starts.variance))
-    given = (dmean, dvariance), (inputs.mean_0, inputs.variance_0)
-    ends = (torch.zeros_like(x) if g is None else g for g, x in zip(*given, strict=True))
-    last = to_blocks(KLAState(*(x.to(dtype) for x in ends)))
+    last = end_gradients(inputs, dmean, dvariance, dtype)
     seen = torch.zeros_like(rows.v) if dy is None else rows.layout.gather(dy, dtype)
     spread = None if dy_var is None else rows.layout.gather(dy_var, dtype)
     means = Spans.of(rows, path).pull_back(starts.mean, seen, last.mean)

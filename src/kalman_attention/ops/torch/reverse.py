@@ -23,12 +23,12 @@ adjoints lose all digits in float32.
 import torch
 from torch import Tensor
 
-from kalman_attention.filtering.blocks import from_blocks, to_blocks
+from kalman_attention.filtering.blocks import from_blocks
 from kalman_attention.filtering.gaps import transition_adjoint
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.segment import AdjointMap
 from kalman_attention.ops.contract import CHUNK, ScanGrads, ScanInputs
-from kalman_attention.ops.torch.rows import Rows, to_rows
+from kalman_attention.ops.torch.rows import Rows, end_gradients, to_rows
 from kalman_attention.ops.torch.segments import Adjoint, Step, chunk_adjoints, replay, sources
 
 
@@ -43,9 +43,7 @@ def backward(
     """Exact gradients of one scan; see ``EngineModule.backward``."""
     rows = to_rows(inputs)
     dtype = rows.v.dtype
-    given = (dmean, dvariance), (inputs.mean_0, inputs.variance_0)
-    ends = (torch.zeros_like(x) if g is None else g for g, x in zip(*given, strict=True))
-    last = Adjoint(*to_blocks(KLAState(*(x.to(dtype) for x in ends))))
+    last = Adjoint(*end_gradients(inputs, dmean, dvariance, dtype))
     if rows.v.shape[1] == 0:
         return _no_tokens(inputs, last)
     dy_rows = None if dy is None else rows.layout.gather(dy, dtype)

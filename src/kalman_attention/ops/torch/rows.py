@@ -110,6 +110,15 @@ class Layout(NamedTuple):
         return numbers, used
 
 
+def end_gradients(
+    inputs: ScanInputs, dmean: Tensor | None, dvariance: Tensor | None, dtype: torch.dtype
+) -> KLAState:
+    """Gradients with respect to the final belief, in blocks of slots; None means 0."""
+    given = (dmean, dvariance), (inputs.mean_0, inputs.variance_0)
+    ends = (torch.zeros_like(x) if g is None else g for g, x in zip(*given, strict=True))
+    return to_blocks(KLAState(*(x.to(dtype) for x in ends)))
+
+
 def to_rows(inputs: ScanInputs) -> Rows:
     """Rearrange a call into rows."""
     layout, real = _layout(inputs)

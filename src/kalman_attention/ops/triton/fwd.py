@@ -22,7 +22,7 @@ from kalman_attention.ops.triton.lane import (
 from kalman_attention.ops.triton.launch import (
     OPTIONS,
     Tokens,
-    decay_of,
+    kernel_decay,
     on_device,
     prepare,
     width_of,
@@ -276,7 +276,7 @@ def step(inputs: ScanInputs, *, return_variance: bool) -> ScanResult:
     """
     dtype = inputs.compute_dtype
     q, k, v, lam_v, a_bar, p_bar, mean_0, variance_0, mask, *_ = inputs.dense(dtype)
-    a_bar, dt = decay_of(inputs, a_bar), inputs.dt
+    a_bar, dt = kernel_decay(inputs, a_bar), inputs.dt
     mask = None if mask is None else mask.view(torch.uint8)
     (R, N, D), G = mean_0.shape, len(a_bar)
     y = torch.empty(v.shape, dtype=v.dtype, device=v.device)

@@ -50,12 +50,12 @@ def prepare(inputs: ScanInputs) -> Tokens:
     return Tokens(
         arrays=(*call[:4], call.dt, mask, call.cu_seqlens),
         strides=tuple(strides),
-        dynamics=(decay_of(inputs, call.a_bar), call.p_bar),
+        dynamics=(kernel_decay(inputs, call.a_bar), call.p_bar),
         state_0=(call.mean_0, call.variance_0),
     )
 
 
-def decay_of(inputs: ScanInputs, a_bar: Tensor) -> Tensor:
+def kernel_decay(inputs: ScanInputs, a_bar: Tensor) -> Tensor:
     """The decay as kernels read it: a_bar, or the rate -log a_bar if there are gaps."""
     # Always in float64: it happens once per call, and decays near 1 need the digits.
     return a_bar if inputs.dt is None else inputs.a_bar.double().log().neg().to(a_bar.dtype)
