@@ -1,18 +1,18 @@
-"""Libraries that an extra of the package brings: imported when they are needed."""
+"""Libraries of optional extras, imported when they are needed."""
 
 import importlib
 from typing import Any
 
 _PACKAGES = {"sklearn": "scikit-learn"}
-"""Names on the package index, where they are not those of the module."""
+"""Names on the package index that differ from the name of the module."""
 
 
 def library(name: str, extra: str) -> Any:
-    """A module of another package; if it is missing, an error that names the extra.
+    """Import a module of another package; if it is missing, the error names the extra.
 
     Args:
-        name: of the module.
-        extra: of this package that brings it.
+        name: name of the module.
+        extra: extra of this package that installs it.
     """
     try:
         return importlib.import_module(name)

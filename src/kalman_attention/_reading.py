@@ -113,9 +113,9 @@ def checked(kind: Any, value: object, name: str, where: str) -> Any:
 
     Args:
         kind: the type.
-        value: what JSON gave.
-        name: of the field.
-        where: what an error names.
+        value: the value from JSON.
+        name: name of the field, for error messages.
+        where: name of the source, for error messages.
     """
     return _convert(kind, value, name, where)
 

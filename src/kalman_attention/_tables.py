@@ -1,4 +1,4 @@
-"""Tables: text in cells, with what must be known to read them; for terminals and in Markdown."""
+"""Tables of text with notes, for terminals and in Markdown."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,10 +8,10 @@ class Table(NamedTuple):
     """A table, ready to be shown in a terminal, in Markdown or on a page.
 
     Attributes:
-        title: what it shows.
+        title: title of the table.
         header: names of the columns.
-        rows: as many cells each.
-        notes: what stands below: scale, what was changed, how a number was chosen.
+        rows: rows of cells, one per column.
+        notes: notes below the table: scale, changes of the protocol, how a number was chosen.
     """
 
     title: str
@@ -21,19 +21,19 @@ class Table(NamedTuple):
 
 
 def markdown(table: Table) -> str:
-    """The table as Markdown, with its title as a heading of the third level."""
+    """The table as Markdown, with its title as a third-level heading."""
     lines = [f"### {table.title}", "", markdown_rows(table.header, table.rows), ""]
     return "\n".join([*lines, *(f"- {note}" for note in table.notes)]).rstrip() + "\n"
 
 
 def markdown_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Only the rows, under a header, as Markdown."""
+    """Header and rows as Markdown, without title and notes."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def percent(value: float | None, published: float | str | None = None) -> str:
-    """An accuracy between 0 and 1 in percent, the paper's figure behind it in brackets."""
+    """An accuracy between 0 and 1 in percent, followed by the paper's figure in brackets."""
     ours = "-" if value is None else f"{100 * value:.1f}"
     if published is None:
         return ours
@@ -71,7 +71,7 @@ def _numeric(cell: str) -> bool:
 
 
 def print_table(table: Table) -> None:
-    """A table for the terminal."""
+    """Print a table to the terminal."""
     print(f"\n{table.title}\n")
     print(render(table.header, table.rows))
     for note in table.notes:

@@ -1,4 +1,4 @@
-"""What the paper reports, copied from its tables and labelled as such; nothing here is measured.
+"""Figures that the paper reports, copied from its tables; nothing here is measured by us.
 
 Sources are labels of the paper's LaTeX. Accuracies in percent, means of five seeds. Curves that
 exist only as pictures (MQAR, A5, OU over depth) are not here: no number is read off a plot.
@@ -106,7 +106,7 @@ _PRETRAINING_SHARED = {
     "embedding": "base 0.3",
     "weight_decay": "0.1",
     "adam": "betas 0.8, 0.95, eps 1e-10",
-    "schedule": "warm-up 0, falls over the last 0.4",
+    "schedule": "warm-up 0, decay over the last 0.4",
     "clip": "3.0",
     "precision": "fp32, embedding bfloat16",
 }
@@ -134,7 +134,7 @@ PRETRAINING = {
 """``tab:lm-pretrain-hparams`` and ``app:lm-details``, as printed."""
 
 KLA_ONLY = ("d_model", "hidden", "state_space")
-"""Of these, what the paper says of KLA alone: rates depend on the width."""
+"""Entries that the paper gives for KLA only: rates depend on the width."""
 
 NILE = {"sigma2.irregular": 15_099, "sigma2.level": 1_469}
 """Not the paper's: variances of the local level model of the Nile, as textbooks print them (Durbin
@@ -156,7 +156,7 @@ ZERO_SHOT = {
     "KLA-180M": (22.4, 34.0, 63.0, 50.0, 26.0, 53.6, 32.4, 60.8),
     "GPT+KLA-180M": (30.2, 34.4, 64.2, 55.8, 29.0, 51.8, 31.0, 63.2),
 }
-"""``tab:lm-main``: model to its scores, in the order of ``evaluation.benchmarks.BENCHMARKS``."""
+"""``tab:lm-main``: scores by model, in the order of ``evaluation.benchmarks.BENCHMARKS``."""
 WHERE = {
     "Th:Mobius": "theorem 1",
     "fig:a5-min-layers": "figure 1a",
@@ -174,5 +174,5 @@ WHERE = {
 
 
 def in_print(text: str) -> str:
-    """A text with the labels of the paper's LaTeX replaced by what the printed paper calls them."""
+    """A text with the LaTeX labels of the paper replaced by their names in the printed paper."""
     return re.sub(r"\b(Th|fig|sec|tab):[\w-]+", lambda found: WHERE.get(found[0], found[0]), text)

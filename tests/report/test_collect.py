@@ -228,7 +228,7 @@ def test_scaling_is_drawn_from_its_numbers(tmp_path):
     (section,) = collect(tmp_path)
     (chart,) = section.charts
     assert [(line.name, line.points) for line in chart.lines] == [("cpu", [(128, 1.0), (256, 2.0)])]
-    assert "mobius stop" in chart.caption
+    assert "mobius end" in chart.caption
     assert scaling_charts({"forward": {"mobius": lost}}, "B=1") == []
     write(tmp_path / "scaling-cpu" / "scan.json", {"sweep": {"shape": "B=1", "passes": 3}})
     with pytest.raises(ValueError, match=r"sweep\.passes in .*scan\.json must be an object"):

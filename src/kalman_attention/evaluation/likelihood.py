@@ -14,7 +14,7 @@ from kalman_attention.losses import posterior_mean_cross_entropy
 from kalman_attention.models.language_model import LanguageModel
 from kalman_attention.models.uncertainty import predict, predict_marginal, predictions
 
-_POSITIONS = 128
+_POSITIONS = 128  # decoded at once, which bounds the memory for logits
 
 
 class Likelihood(NamedTuple):

@@ -20,7 +20,7 @@ from kalman_attention.losses import posterior_mean_cross_entropy
 from kalman_attention.models.language_model import LanguageModel
 from kalman_attention.models.uncertainty import predict
 
-_POSITIONS = 128
+_POSITIONS = 128  # decoded at once, which bounds the memory for logits
 
 
 def validation_bits(

@@ -27,7 +27,7 @@ from kalman_attention.tasks.task import IGNORE, Task
 MOST_TOKENS = 512
 """Longer texts are cut: the page is for close inspection."""
 
-_TOP = 5
+_TOP = 5  # predictions listed per token
 
 
 @dataclass(frozen=True, kw_only=True)

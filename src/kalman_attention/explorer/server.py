@@ -20,7 +20,7 @@ HOST = "127.0.0.1"
 MOST_BYTES = 4 * MOST_CHARACTERS + 1024
 """Maximum size of a request: UTF-8 needs up to four bytes per character."""
 
-_SECONDS = 20
+_SECONDS = 20  # slower clients are dropped
 
 
 class ExplorerServer(ThreadingHTTPServer):

@@ -17,7 +17,7 @@ from kalman_attention._reading import checked, from_dict, open_file, read_json
 
 CHECKSUMS, MANIFEST = "checksums.json", "checkpoint.json"
 
-_PIECE = 1 << 20
+_PIECE = 1 << 20  # bytes read at once, so that large files are never in memory as a whole
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from kalman_attention.ops.exported import scan_in_steps
 PREFILL, STEP = "prefill.onnx", "step.onnx"
 
 MIXERS = ("kla", "attention")
-"""The mixers that can be exported; the others loop over time in ways that ONNX cannot express."""
+"""The mixers that can be exported; the loops of the others have no translation to ONNX here."""
 
 
 class _Prefill(nn.Module):

@@ -6,7 +6,7 @@ import re
 MOST_BLOCKS = 4096
 """A longer plan is a mistake, or an attempt to exhaust the memory."""
 
-_MOST_PARENTHESES = 32
+_MOST_PARENTHESES = 32  # the parser recurses once per parenthesis
 _TOKEN = re.compile(r"\s*(?:(\d+)|(\w+)|(.))")
 
 

@@ -14,7 +14,7 @@ from kalman_attention.nn.float32 import KeepsFloat32
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_SHOWN = 4
+_SHOWN = 4  # names listed in an error
 
 
 class Header(NamedTuple):

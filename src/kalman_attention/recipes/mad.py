@@ -116,6 +116,8 @@ _COPYING_RATES = {
 
 SCALES: dict[Scale, MadScale] = {
     "smoke": dataclasses.replace(_SMOKE, validation_size=32, forms=tuple(FORMS)),
+    # Epochs follow from the measured time of one (dev/experiments.md): about 24 hours of one core
+    # for all models. Selective copying takes more than half of it, so it is run at one rate only.
     "cpu": MadScale(
         tasks={
             "compression": TaskScale(options={}, epochs=60, patience=20),

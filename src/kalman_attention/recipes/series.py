@@ -51,7 +51,7 @@ MODELS: dict[str, dict[str, Sequence[Component]]] = {
 CHOSEN = {"nile": "level", "sunspots": "root, level + cycle", "car": "trend"}
 """The model of each series with the lowest CRPS on the hidden sets of the trial seeds."""
 
-_DRAWS = 500
+_DRAWS = 500  # posterior samples for CRPS and RMSE
 _EARTH = 111_320.0  # metres in a degree of latitude
 
 

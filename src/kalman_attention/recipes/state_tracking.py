@@ -182,6 +182,8 @@ def make_run(setting: TrackingScale, name: str, task: str, depth: int, seed: int
         training=TrainConfig(
             max_steps=updates,
             lr=setting.lr,
+            # Not a cosine: a run learns suddenly, after 450 to 1,000 updates depending on the seed,
+            # and late ones would meet a rate that has already decayed (dev/experiments.md).
             schedule="trapezoidal",
             weight_decay=setting.weight_decay,
             warmup_steps=setting.warmup_steps,

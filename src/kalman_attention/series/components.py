@@ -31,7 +31,7 @@ from kalman_attention.filtering.ou import discretise, stationary_variance
 Transition = tuple[Tensor, Tensor]
 """Matrix F and noise covariance Q over the gap before each token, ``[S, B, T, d, d]``."""
 
-_MARGIN = math.log(1e8)
+_MARGIN = math.log(1e8)  # how far a parameter may leave the range of its starting values
 
 
 class Scales(NamedTuple):
@@ -100,7 +100,7 @@ class Parameter:
 
 def _rate(scales: Scales) -> tuple[float, float]:
     """From a process that hardly decays over the series to one that decays within a gap."""
-    return 1e-2 / scales.span, 20.0 / scales.gap
+    return 1e-2 / scales.span, 20.0 / scales.gap  # 1 % over the series, e^-20 over a gap
 
 
 def _wander(scales: Scales) -> tuple[float, float]:

@@ -90,6 +90,7 @@ class Objective:
         """The best of many points that fill the range of every parameter, ``[count, K]``."""
         parameters = self.structure.parameters
         draw = torch.quasirandom.SobolEngine(len(parameters), scramble=True, seed=0).draw  # type: ignore[no-untyped-call]
+        # Not the ends of a range, which a bounded link reaches only at infinity.
         shares = draw(max(_SCREENED, count)).double().clamp(0.02, 0.98)
         columns = [p.start(shares[:, i], self.scales) for i, p in enumerate(parameters)]
         points = torch.stack(columns, -1)
@@ -142,7 +143,7 @@ def descend(objective: Objective, x: Tensor, max_iter: int) -> tuple[Tensor, Ten
         if bool(((slope.abs().amax(-1) < _LEVEL) | (expected.abs() < _GAIN)).all()):
             break
         new_heights, new_slope = objective.gradient(x + step)
-        lower = new_heights <= heights + 1e-4 * expected
+        lower = new_heights <= heights + 1e-4 * expected  # Armijo's condition, its usual constant
         change = torch.where(lower[:, None], new_slope - slope, 0.0)
         inverse = _bfgs(inverse, torch.where(lower[:, None], step, 0.0), change, eye)
         x = torch.where(lower[:, None], x + step, x)
@@ -155,6 +156,7 @@ def descend(objective: Objective, x: Tensor, max_iter: int) -> tuple[Tensor, Ten
 def _bfgs(inverse: Tensor, step: Tensor, change: Tensor, eye: Tensor) -> Tensor:
     """The BFGS update of the inverse Hessian, skipped where the curvature is not positive."""
     product = (step * change).sum(-1)
+    # Positive curvature keeps the inverse positive definite, so that every step leads downhill.
     curved = product > 1e-10 * step.norm(dim=-1) * change.norm(dim=-1)
     rho = torch.where(curved, 1.0 / product, 0.0)[:, None, None]
     left = eye - rho * step.unsqueeze(-1) * change.unsqueeze(-2)

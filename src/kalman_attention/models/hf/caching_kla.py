@@ -192,7 +192,7 @@ class AttentionCacheLayer(DynamicLayer):
 
     def reset(self) -> None:
         """Forget everything."""
-        # Not by super(): some releases of transformers keep zeros of the same length.
+        # Without super(): some releases of transformers keep zeros of the same length.
         self.keys, self.values, self.real = None, None, None
         self.is_initialized = False
 

@@ -296,7 +296,7 @@ class KLAHFConfig(PreTrainedConfig):
 
 
 def _tell_peft() -> None:
-    """Let LoRA find the projections of our blocks if PEFT, which maps model types, is in use."""
+    """If PEFT is in use, register our projections for LoRA, which looks them up by model type."""
     constants: Any = sys.modules.get("peft.utils.constants")
     if constants is not None:
         known = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING

@@ -172,7 +172,7 @@ class KLAModel(KLAPreTrainedModel):
             if isinstance(layer, StaticAttentionCacheLayer):
                 layer.prepare(block.mixer, x)  # type: ignore[arg-type]
         states = None if cache is None else [layer.read() for layer in layers]
-        # A single token takes the faster decode path, with the same result, cache or no cache.
+        # With states, a single token takes the faster decode path, with the same result.
         ready = states is not None and all(state is not None for state in states)
         one = ready and x.shape[1] == 1 and borders is None and not x.requires_grad
         hidden, variances = [x], Variances()
