@@ -1,11 +1,11 @@
-"""``uncertainty``: which signal of a language model finds foreign text, and which finds mistakes.
+"""``uncertainty``: which signal of a language model detects foreign text, and which mistakes.
 
-Small models of equal size are trained alike on one kind of text. Then every score of
-``evaluation.scores`` is asked two questions: do windows of other texts have higher values than held
-out windows of the same kind (AUROC, FPR95), and do wrong predictions have higher values than right
-ones? Which scores are compared, and that higher means more foreign, is fixed in the code before any
-of the other texts is read. Rows below ``kla`` change one thing each that might make its variance
-mean more.
+Small models of equal size are trained in the same way on one kind of text. Every score of
+``evaluation.scores`` is then evaluated on two questions: is it higher for windows of other texts
+than for held-out windows of the same kind (AUROC, FPR95), and is it higher for wrong predictions
+than for right ones? The scores, and that higher means more foreign, are fixed in the code before
+any of the other texts is read. Each row below ``kla`` changes one thing that might make its
+variance more informative.
 """
 
 import dataclasses
@@ -46,22 +46,22 @@ SCORES = (
     "gain",
     "epistemic",
 )
-"""What is compared; ``max_prob`` with its sign turned, all others as they are."""
+"""The scores to compare; ``max_prob`` with its sign reversed, all others as they are."""
 _OF_TOKENS = ("entropy", "max_prob", "log_variance", "scaled_variance", "gain", "epistemic")
-"""Of these, what is known when a token is predicted."""
+"""The scores that are known when a token is predicted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UncertaintyRun:
-    """One model: trained on a text, then asked about others.
+    """One model, trained on one text and evaluated on others.
 
     Attributes:
-        recipe: what to train, and how.
-        window: tokens of a window.
-        windows: windows of each text at most; of the held-out text twice as many, half of which
-            fit the distance of hidden states.
-        num_samples: posterior samples for ``epistemic``, and for predictions of KLA+.
-        shards: the text to train on, as ``kla data`` wrote it.
+        recipe: model and training.
+        window: number of tokens in a window.
+        windows: maximum number of windows of each text; of the held-out text twice as many, half of
+            which fit the distance between hidden states.
+        num_samples: posterior samples for ``epistemic``, and for the predictions of KLA+.
+        shards: the training text, as written by ``kla data``.
         domains: a folder with one file for each of the other texts.
     """
 
@@ -78,9 +78,11 @@ class UncertaintyRun:
         return self.recipe.steps
 
     def execute(self, folder: Path, *, show: bool) -> dict[str, Any]:
-        """Train, or go on training, then score; see ``cell.Run``."""
+        """Train, or resume training, then score; see ``cell.Run``."""
         if not (self.shards and self.domains):
-            raise ValueError("name both the text to train on and the others: --shards, --domains.")
+            raise ValueError(
+                "pass both the training text and the other texts: --shards, --domains."
+            )
         files = domain_files(Path(self.domains))
         result = pretrain(self.recipe, self.shards, folder, progress=show)
         model, tokenizer = load_checkpoint(folder)
@@ -111,7 +113,7 @@ class UncertaintyRun:
         }
 
     def score(self, model: LanguageModel, windows: Tensor) -> Scores:
-        """All scores of windows; predictions are those that the model was trained to make."""
+        """All scores of some windows, with the kind of prediction that the model was trained for."""
         marginal = self.recipe.loss == "marginal"
         samples = self.num_samples if marginal else 0
         found = score_windows(model, windows, num_samples=samples, noise_scale=True)
@@ -121,7 +123,7 @@ class UncertaintyRun:
         return dataclasses.replace(found, epistemic=sampled.epistemic)
 
     def _held_out(self) -> Tensor:
-        """Windows of the validation split, from all over it."""
+        """Windows spread over the validation split."""
         shards = ShardedTokens(self.shards)
         tokens = np.concatenate([shards.tokens(s) for s in shards.shards(VALIDATION)])
         return _spread(torch.from_numpy(tokens.astype(np.int64)), self.window, 2 * self.windows)
@@ -136,21 +138,21 @@ class UncertaintyRun:
 
 
 def _spread(tokens: Tensor, size: int, count: int) -> Tensor:
-    """At most ``count`` whole windows of a text, at equal distances."""
+    """Up to ``count`` whole windows of a text, evenly spaced."""
     windows = tokens.unfold(0, size + 1, size)
     chosen = torch.linspace(0, len(windows) - 1, min(count, len(windows)))
     return windows[chosen.round().long()]
 
 
 def _mistakes(scores: Scores) -> dict[str, float]:
-    """AUROC of telling wrong predictions from right ones by each score."""
+    """AUROC of each score for separating wrong predictions from right ones."""
     of_tokens = scores.of_tokens()
     found = {}
     for name in _OF_TOKENS:
         if name in of_tokens:
             values = -of_tokens[name] if name == "max_prob" else of_tokens[name]
             if name in ("log_variance", "scaled_variance", "gain"):
-                # They are of the state after a token, from which the next one is predicted.
+                # They describe the state after a token, from which the next one is predicted.
                 values = np.roll(values, 1, axis=1)
                 values[:, 0] = np.nan
             right, wrong = (values[(scores.correct == x) & np.isfinite(values)] for x in (1.0, 0.0))
@@ -163,18 +165,18 @@ def domain_files(folder: Path) -> list[Path]:
     """The files of a folder of other texts, by name."""
     found = sorted(path for path in folder.glob("*") if path.is_file())
     if not found:
-        raise ValueError(f"{folder} holds no text to compare with: put one file for each kind in.")
+        raise ValueError(f"{folder} contains no text to compare with: add one file per domain.")
     return found
 
 
 def machine_texts(folder: Path) -> dict[str, str]:
-    """What every machine has: code of the standard library, and three kinds of other text.
+    """Texts that every machine has: the standard library's code, and three kinds of other text.
 
     Args:
-        folder: of the experiment, where both are written, if they are not there yet.
+        folder: folder of the experiment, to which both are written unless they exist.
 
     Returns:
-        Places of the fields of ``UncertaintyRun``.
+        Values of the fields ``shards`` and ``domains`` of ``UncertaintyRun``.
     """
     shards, domains = folder / "runs" / "corpus", folder / "runs" / "domains"
     if not (shards / INDEX).exists():
@@ -213,13 +215,13 @@ def _limited(texts: Iterator[str], most: int) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One model of the table.
+    """One row of the table.
 
     Attributes:
         model: a preset, without its size.
         loss: as in ``PretrainRecipe``.
-        layer: options of KLA that differ.
-        state_space_ratio: rate of the prior over the others'.
+        layer: options of the KLA layer that differ from the preset.
+        state_space_ratio: learning rate of the prior, relative to that of the other parameters.
     """
 
     model: str = "kla"
@@ -237,19 +239,19 @@ ROWS = {
     "gpt": Row(model="gpt"),
     "mamba": Row(model="mamba"),
 }
-"""All models, by what stands in the table."""
+"""All models, by their name in the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UncertaintyScale:
-    """What the experiment becomes at one scale.
+    """Settings of the experiment at one scale.
 
     Attributes:
-        size: of the presets.
-        training: fields of the recipe that differ.
-        run: fields of the run that differ.
-        seeds: random seeds of weights and samples.
-        changes: in words, for the table.
+        size: size of the presets.
+        training: fields of the recipe that differ from the default.
+        run: fields of the run that differ from the default.
+        seeds: random seeds of initial weights and samples.
+        changes: settings in words, for the table.
     """
 
     size: str = "nano"
@@ -264,7 +266,7 @@ SCALES: dict[Scale, UncertaintyScale] = {
         training={"tokens": 256, "batch_tokens": 64, "seq_len": 16, "micro_batch": 2},
         run={"window": 16, "windows": 4, "num_samples": 2},
         seeds=(0,),
-        changes=("four updates of 64 tokens: shows that it runs, and nothing else",),
+        changes=("four updates of 64 tokens: shows only that it runs",),
     ),
     "cpu": UncertaintyScale(changes=("1.35 M parameters, 2 M tokens, windows of 256 tokens",)),
     "paper": UncertaintyScale(
@@ -276,7 +278,7 @@ SCALES: dict[Scale, UncertaintyScale] = {
 
 
 def cells(scale: Scale) -> list[Cell]:
-    """Every model with every seed, seed by seed."""
+    """Every model with every random seed, seed by seed."""
     setting = SCALES[scale]
     found = []
     for seed in setting.seeds:
@@ -301,7 +303,7 @@ def cells(scale: Scale) -> list[Cell]:
 
 
 def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
-    """Foreign text by score, mistakes by score, and calibration: means over seeds (deviations)."""
+    """Detection of foreign text and of mistakes by each score, and calibration."""
     below = notes(scale, SCALES[scale].changes)
     below.append("means over seeds, their standard deviations in brackets; 0.5 is chance")
     by_model = {name: [r for r in results if r["labels"]["model"] == name] for name in ROWS}
@@ -333,7 +335,7 @@ def _columns(names: Sequence[str]) -> list[str]:
 
 
 def _by_domain(results: Sequence[dict[str, Any]], below: list[str]) -> list[Table]:
-    """The first row of the table above, domain by domain."""
+    """Detection of each foreign text by KLA."""
     kla = [r for r in results if r["labels"]["model"] == "kla"]
     domains = sorted({domain for r in kla for domain in r["domains"]})
 
