@@ -275,3 +275,16 @@ def test_tables_as_markdown():
     assert markdown(table) == "### T\n\n| a | b |\n| --- | --- |\n| x | 50.0 (61.2) |\n\n- note\n"
     assert percent(None) == "-"
     assert percent(None, "> 95") == "- (> 95)"
+
+
+def test_the_map_of_a5_counts_the_seeds_that_solve_a_length():
+    def run(seed: int, accuracy: float) -> dict[str, Any]:
+        labels = {"model": "kla", "length": "length8", "depth": "3blocks", "seed": f"seed{seed}"}
+        metrics = {"accuracy": accuracy, "token_accuracy_without_bos": 0.99}
+        return {"labels": labels, "metrics": metrics, "positions": []}
+
+    each = [run(0, 0.0), run(1, 0.96), run(2, 0.5)]
+    shares, fewest, _ = load_experiment("a5-curriculum").tables("cpu", each)
+    assert ["kla", "3", "-", "96 / 99, 1 of 3", "-"] in shares.rows
+    assert ["kla", "-", "<= 3", "-"] in fewest.rows
+    assert "the best seed, and how many seeds solve the length" in shares.notes

@@ -113,7 +113,7 @@ class UncertaintyRun:
         }
 
     def score(self, model: LanguageModel, windows: Tensor) -> Scores:
-        """All scores of some windows, with the kind of prediction that the model was trained for."""
+        """All scores of some windows, for predictions of the kind the model was trained to make."""
         marginal = self.recipe.loss == "marginal"
         samples = self.num_samples if marginal else 0
         found = score_windows(model, windows, num_samples=samples, noise_scale=True)
