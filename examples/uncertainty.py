@@ -45,7 +45,7 @@ def main() -> None:
     found = model.uncertainty(tokens, num_samples=32)
     print(format_table(token_table(found, word)))
     if args.plots is not None:
-        from kalman_attention.plots.uncertainty import plot_attention_maps, plot_posterior_variance
+        from kalman_attention.plots.beliefs import plot_attention_maps, plot_posterior_variance
 
         args.plots.mkdir(parents=True, exist_ok=True)
         figure = plot_posterior_variance(found.variance[-1][0], found.gain[-1][0], word)

@@ -155,7 +155,7 @@ def test_direction_of_import(module):
         ("ops.torch.associative", "from torch.utils.cpp_extension import load"),
         ("ops.kla_scan", "from cuda.bindings import nvrtc"),
         ("ops.kla_scan", "from kalman_attention.tools.selfcheck import Case"),
-        ("plots.uncertainty", "from kalman_attention.filtering.ou import discretise"),
+        ("plots.beliefs", "from kalman_attention.filtering.ou import discretise"),
         ("evaluation.synthetic", "import urllib.request"),
         ("train.checkpoint", "import pickle"),
         ("models.block", "import torch.distributed as dist"),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kalman_attention.benchmarks import roofline
 from kalman_attention.cli.verbs.check import ARCHITECTURES
+from kalman_attention.tools import roofline
 from kalman_attention.tools.engines import GPU_ENGINES
 from tests.docs.markdown import ROOT, table_rows
 from tests.interpreter import INTERPRETING

@@ -6,6 +6,11 @@ import torch
 
 pytest.importorskip("matplotlib")
 
+from kalman_attention.plots.beliefs import (
+    plot_attention_maps,
+    plot_posterior_variance,
+    plot_scores,
+)
 from kalman_attention.plots.common import line_style, save_figure
 from kalman_attention.plots.speed import draw_scaling, plot_decode_speed
 from kalman_attention.plots.training import (
@@ -14,11 +19,6 @@ from kalman_attention.plots.training import (
     plot_learning_curves,
     plot_pretraining,
     plot_scale_out,
-)
-from kalman_attention.plots.uncertainty import (
-    plot_attention_maps,
-    plot_posterior_variance,
-    plot_scores,
 )
 
 

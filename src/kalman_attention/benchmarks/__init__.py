@@ -6,7 +6,6 @@
 ``mixers``    all mixers at equal width and state, and public implementations on CPU
 ``decode``    time per decoded token
 ``gpu``       a report on the engines of a GPU
-``roofline``  predicted speed of the Triton engine on two GPUs
 ``options``   what each of them takes, with defaults
 ``measure``   how times and memory are measured
 ============  ==========================================================================

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from kalman_attention._tables import markdown_rows
-from kalman_attention.benchmarks import roofline, scan
+from kalman_attention.benchmarks import scan
 from kalman_attention.benchmarks.measure import save_results
 from kalman_attention.benchmarks.options import SweepOptions
 from kalman_attention.ops.engines import ENGINES, REFERENCE
-from kalman_attention.tools import ARCHITECTURES
+from kalman_attention.tools import ARCHITECTURES, roofline
 from kalman_attention.tools import engines as engine_checks
 
 COMPARED = (REFERENCE, "associative")

@@ -214,7 +214,7 @@ def _belief(signal: Tensor, values: Tensor, mean: Tensor, variance: Tensor) -> C
 def _save(folder: Path, *first: Tensor) -> None:
     """The same figure as a file, if matplotlib is installed."""
     try:
-        from kalman_attention.plots.uncertainty import draw_belief
+        from kalman_attention.plots.beliefs import draw_belief
     except ModuleNotFoundError:
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 ================  =====================================================================
 ``training``      learning curves, and accuracy as a function of sequence length
 ``speed``         time as a function of sequence length and of context length
-``uncertainty``   beliefs, posterior variance, attention maps, scores of texts, series
+``beliefs``       beliefs, posterior variance, attention maps, scores of texts, series
 ``common``        what figures share: colours and line styles, axes, files
 ================  =====================================================================
 """

@@ -61,8 +61,8 @@ def state_tracking(results: Sequence[dict[str, Any]], scale: Scale, folder: Path
 def series(cells: Sequence[Cell], folder: Path) -> list[Path]:
     """Bands of the chosen models on the first hidden set, if the data is available."""
     try:
+        from kalman_attention.plots.beliefs import plot_bands
         from kalman_attention.plots.common import save_figure
-        from kalman_attention.plots.uncertainty import plot_bands
     except ModuleNotFoundError:
         return []
     paths: list[Path] = []
@@ -88,8 +88,8 @@ def series(cells: Sequence[Cell], folder: Path) -> list[Path]:
 
 def variance(results: Results, scale: Scale) -> list[Path]:
     """Posterior variance over a selective-copying sequence (``fig:posterior-var-sc``)."""
+    from kalman_attention.plots.beliefs import plot_posterior_variance
     from kalman_attention.plots.common import save_figure
-    from kalman_attention.plots.uncertainty import plot_posterior_variance
 
     trace = inspection.variance_trace(inspection.trained_kla(results, scale, "selective_copying"))
     figure = plot_posterior_variance(trace.variance, trace.gain, trace.tokens, marked=trace.marked)
@@ -98,8 +98,8 @@ def variance(results: Results, scale: Scale) -> list[Path]:
 
 def attention_maps(results: Results, scale: Scale) -> list[Path]:
     """Kalman attention maps of three tasks (``sec:attention-viz``)."""
+    from kalman_attention.plots.beliefs import plot_attention_maps
     from kalman_attention.plots.common import save_figure
-    from kalman_attention.plots.uncertainty import plot_attention_maps
 
     paths: list[Path] = []
     for task in _MAP_TASKS:

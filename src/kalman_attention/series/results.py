@@ -252,7 +252,7 @@ class FittedSeries:
             The figure.
         """
         try:
-            from kalman_attention.plots.uncertainty import plot_bands
+            from kalman_attention.plots.beliefs import plot_bands
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 f"plot() needs matplotlib ({error}): pip install 'kalman_attention[plot]'"

@@ -203,7 +203,7 @@ def _add_roofline(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_roofline(args: argparse.Namespace) -> int:
-    from kalman_attention.benchmarks.roofline import predict
+    from kalman_attention.tools.roofline import predict
 
     print(predict(markdown=args.markdown))
     return 0

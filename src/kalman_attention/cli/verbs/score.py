@@ -298,8 +298,8 @@ def _draw(
     import numpy as np
 
     try:
+        from kalman_attention.plots.beliefs import plot_scores
         from kalman_attention.plots.common import save_figure
-        from kalman_attention.plots.uncertainty import plot_scores
     except ModuleNotFoundError:
         print("no figures: pip install 'kalman_attention[plot]'")
         return []
