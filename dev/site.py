@@ -107,6 +107,8 @@ def linked(text: str, source: str) -> list[str]:
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Point the links of a page to the pages of the site."""
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation"]  # a section of one page: its column would be empty
     source = home(page.file.src_uri)
     if source.endswith(".md"):
         return rewrite(markdown, source, page.file.src_uri)

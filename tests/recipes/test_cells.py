@@ -161,15 +161,31 @@ def test_every_experiment_has_distinct_cells_that_survive_json(name, scale):
 
 @pytest.mark.parametrize("name", mad.SUITES)
 def test_mad_at_cpu_scale_has_all_cells_of_the_papers_table(name):
-    cells = load_experiment(name).cells("cpu")
+    every = load_experiment(name).cells("cpu")
+    cells = [c for c in every if c.labels["model"] in MAD]
     assert {(c.labels["model"], c.labels["task"]) for c in cells} == {
         (model, task) for model in MAD for task in MAD_TASKS
     }
+    ours = {(c.labels["model"], c.labels["task"]) for c in every if c not in cells}
+    forms = mad.SUITES[name]["cpu"].forms
+    assert ours == {(form, task) for form in forms for task in mad.FORM_TASKS}
+    assert forms == (tuple(mad.FORMS) if name == "mad" else ())
     assert set(MAD_TASKS) == set(TASK_NAMES)
     per_task = {task: [c for c in cells if c.labels["task"] == task] for task in MAD_TASKS}
     for task, found in per_task.items():  # every model has the same grid, or one chosen before
         chosen = mad.SUITES[name]["cpu"].tasks[task].rates is not None
         assert len(found) == (6 if chosen else 12)
+
+
+def test_forms_differ_from_the_papers_layer_in_nothing_else():
+    cells = {
+        c.labels["model"]: c for c in load_experiment("mad").cells("cpu") if "lr0.003" in c.name
+    }
+    for form, options in mad.FORMS.items():
+        lines = differences(plain(cells[form].run), plain(cells["kla"].run))
+        assert sorted(line.split(" is ")[0] for line in lines) == sorted(
+            f"model.kla.{option}" for option in options
+        )
 
 
 def test_mad_has_the_papers_lengths_and_one_scaffold_for_all_models():
@@ -243,9 +259,9 @@ def test_tables_say_how_many_runs_are_missing():
     labels = {"model": "kla", "task": "recall", "lr": "lr0.001", "seed": "seed0"}
     one = {"labels": labels, "metrics": {"accuracy": 1.0, "token_accuracy": 1.0}}
     for table in experiment.render("smoke", [one]):
-        assert table.notes[-1] == "35 of 36 runs are still missing"
-    complete = experiment.render("smoke", [one] * 36)
-    assert complete == experiment.tables("smoke", [one] * 36)
+        assert table.notes[-1] == "41 of 42 runs are still missing"
+    complete = experiment.render("smoke", [one] * 42)
+    assert complete == experiment.tables("smoke", [one] * 42)
 
 
 def test_the_papers_averages_close():

@@ -33,6 +33,7 @@ from kalman_attention.nn.decoding import project
 from kalman_attention.nn.float32 import (
     KeepsFloat32,
     at_least_float32,
+    empty_parameter,
     widened,
     without_autocast,
 )
@@ -85,9 +86,8 @@ class DeltaDecay(KeepsFloat32):
 
     def __init__(self, heads: int) -> None:
         super().__init__()
-        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        self.A_log = nn.Parameter(torch.empty(heads, dtype=dtype))
-        self.dt_bias = nn.Parameter(torch.empty(heads, dtype=dtype))
+        self.A_log = empty_parameter(heads)
+        self.dt_bias = empty_parameter(heads)
         self.reset_parameters()
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from kalman_attention._typing import Mask
 from kalman_attention.baselines.common import MatrixMixer
-from kalman_attention.nn.float32 import KeepsFloat32, at_least_float32, widened
+from kalman_attention.nn.float32 import KeepsFloat32, at_least_float32, parameter_dtype, widened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,7 @@ class Recurrence(KeepsFloat32, nn.LSTM):
 
     def __init__(self, config: LSTMConfig) -> None:
         self.config = config
-        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        super().__init__(config.d_model, config.width, batch_first=True, dtype=dtype)
+        super().__init__(config.d_model, config.width, batch_first=True, dtype=parameter_dtype())
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

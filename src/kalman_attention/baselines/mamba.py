@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from kalman_attention._typing import Belief, Dynamics, Keys, Mask, Values
 from kalman_attention.nn.decoding import project
-from kalman_attention.nn.float32 import KeepsFloat32, at_least_float32
+from kalman_attention.nn.float32 import KeepsFloat32, at_least_float32, empty_parameter
 from kalman_attention.nn.links import inverse_softplus, log_uniform
 from kalman_attention.nn.mixer import LayerOutput, Mixer, Skip
 from kalman_attention.nn.norms import RMSNorm
@@ -123,9 +123,8 @@ class SelectiveDynamics(KeepsFloat32):
     def __init__(self, config: MambaConfig) -> None:
         super().__init__()
         self.config = config
-        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        self.log_A = nn.Parameter(torch.empty(config.d_state, config.width, dtype=dtype))
-        self.raw_dt = nn.Parameter(torch.empty(config.width, dtype=dtype))
+        self.log_A = empty_parameter(config.d_state, config.width)
+        self.raw_dt = empty_parameter(config.width)
         self.reset_parameters()
 
     @torch.no_grad()

@@ -90,7 +90,8 @@ def time_contexts(options: DecodeOptions) -> dict[str, list[float]]:
             token, states = prefill(model, options.batch, context, tokens)
             work[name][str(context)] = functools.partial(decode, model, token, states, tokens)
     # Contexts take turns within a model, and models take turns twice: were they mixed, the context
-    # that follows a long cache would pay for bringing the weights back from memory.
+    # that follows a long cache would pay for bringing the weights back from memory. Each of the
+    # four turns gets a quarter of the time, and each of the two of a model half of its rounds.
     turns = [
         {name: fastest(runs, most=max(1, options.repeats // 2), seconds=options.seconds / 4)}
         for name, runs in 2 * list(work.items())

@@ -92,7 +92,8 @@ def build_layers(options: LayerOptions) -> dict[str, nn.Module]:
             precision_rank=options.precision_rank,
         )
     )
-    attention = Attention(AttentionConfig(d_model=width, num_heads=max(1, width // 64)))
+    heads = max(1, width // 64)  # of 64 channels each
+    attention = Attention(AttentionConfig(d_model=width, num_heads=heads))
     layers = {"products": Products(layer), "kla": layer, "attention": attention}
     mamba = transformers_mamba(width, state)
     return layers if mamba is None else {**layers, "mamba": mamba}

@@ -63,6 +63,8 @@ def make_inputs(shape: Shape, *, grad: bool, device: torch.device = CPU) -> list
         uniform(B, T, D) - 0.5,
         0.1 + 2.0 * uniform(B, T, D),
         0.9 + 0.0999 * uniform(N, D),
+        # Noise in every slot: a single one without it takes the whole call to float64, which is
+        # half as fast (``ops/arithmetic.py``).
         0.001 + 0.009 * uniform(N, D),
     ]
     return [x.to(device).requires_grad_(grad) for x in tensors]
@@ -137,6 +139,7 @@ def fastest(
     for turn in range(most):
         for name, call in runs.items():
             least[name] = min(least[name], clock(call))
+        # At least two rounds, so that there is a minimum to take.
         if turn >= 1 and time.perf_counter() - began > seconds:
             break
     return least

@@ -217,7 +217,7 @@ def _time_rival(
                 continue
             theirs = rival.build(options.width, options.state, length)
             heads = matched_options("mlstm", options.width, options.state).num_heads
-            need = 4 * rival.quadratic * heads * options.batch * length**2
+            need = 4 * rival.quadratic * heads * options.batch * length**2  # bytes in float32
             slow = last is not None and last[1] * (length / last[0]) ** 2 > options.patience
             if theirs is None or slow or need > available_memory():
                 continue

@@ -136,6 +136,7 @@ def _variants(engine: str, shape: Shape) -> Iterator[Goal]:
             "G = 1, N = 64": _variant(engine, wide, backward=backward, blocks=1),
         }
         times = fastest(runs, seconds=8.0)
+        # The bounds that the native engine is held to, as ratios within this run.
         most = 1.8 if backward else 2.2
         bounds = {"dt [B, T, D]": (1 / most, "plain"), "G = 1": (1.5, "plain")}
         bounds["G = 1, N = 64"] = (4.0, "plain, N = 64")
@@ -191,7 +192,7 @@ def _step_speed_up(engine: str) -> Goal:
     def stepper(name: str) -> Callable[[], None]:
         def steps() -> None:
             with torch.no_grad():
-                for _ in range(100):
+                for _ in range(100):  # so 1e4 times the seconds are microseconds per step
                     kla_step(q, k, v, lam_v, a_bar, p_bar, state, engine=name)
 
         return steps
@@ -204,7 +205,7 @@ def _step_speed_up(engine: str) -> Goal:
 
 def _extra_memory(engine: str) -> Goal:
     shape = Shape(B=1, T=65_536, D=256, N=16)
-    inputs = 4 * 2 * shape.B * shape.T * (shape.D + shape.N)
+    inputs = 4 * 2 * shape.B * shape.T * (shape.D + shape.N)  # bytes of v, lam_v, k, q in float32
     extra = peak_memory(shape, engine, backward=True)
     ratio = float("inf") if extra is None else extra / (2 * inputs)
     case = f"peak extra memory, forward + backward, {shape}: {(extra or 0) / 2**20:.0f} MiB"

@@ -25,7 +25,8 @@ LEAD = (
     "trained for a minute, and the speed of the engines."
 )
 NOISE = 0.4
-GAP = slice(170, 230)
+GAP = slice(170, 230)  # tokens without an observation
+_INTERVAL = 1.96  # standard deviations on either side that contain 95 % of a normal distribution
 
 _SHAPE = Shape(B=4, T=512, D=256, N=16)
 
@@ -183,7 +184,7 @@ def _score(out: ScanOutput, signal: Tensor, values: Tensor) -> list[list[str]]:
     rows = []
     for name, where in (("observed", ~gap), ("in the gap", gap)):
         raw = "-" if name == "in the gap" else f"{_rms((values - signal)[:, where]):.3f}"
-        inside = (error.abs() < 1.96 * deviation)[:, where].float().mean()
+        inside = (error.abs() < _INTERVAL * deviation)[:, where].float().mean()
         expected = f"{_rms(deviation[:, where]):.3f}"
         rows.append([name, raw, f"{_rms(error[:, where]):.3f}", expected, f"{100 * inside:.1f} %"])
     return rows
@@ -194,7 +195,7 @@ def _rms(x: Tensor) -> float:
 
 
 def _belief(signal: Tensor, values: Tensor, mean: Tensor, variance: Tensor) -> Chart:
-    edge = 1.96 * variance.sqrt()
+    edge = _INTERVAL * variance.sqrt()
     band = zip(range(len(mean)), (mean - edge).tolist(), (mean + edge).tolist(), strict=True)
     seen = [(t, v) for t, v in enumerate(values.tolist()) if not GAP.start <= t < GAP.stop]
     lines = [

@@ -56,10 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader, such as head, has stopped; Python must not complain about it at exit.
         _forget_output()
-        return 141
+        return 141  # 128 + SIGPIPE, as shells report it
     except KeyboardInterrupt:
         terminal.complain("interrupted")
-        return 130
+        return 130  # 128 + SIGINT
     except (ValueError, OSError, MemoryError) as error:
         told = in_words(error) if isinstance(error, OSError) else str(error) or "out of memory."
         terminal.complain(f"error: {told}")

@@ -11,7 +11,7 @@ from decimal import Decimal
 UNITS = {"Ki": 2**10, "Mi": 2**20, "k": 10**3, "M": 10**6, "B": 10**9}
 """Suffixes of integers."""
 
-_LARGEST = 2**63 - 1
+_LARGEST = 2**63 - 1  # of a signed 64-bit integer, as in torch and numpy
 
 
 def whole(least: int, most: int = _LARGEST) -> Callable[[str], int]:

@@ -54,6 +54,7 @@ def last_record(path: Path) -> dict[str, float] | None:
     """The latest value of every metric in a file; None if it is empty."""
     try:
         with path.open("rb") as file:
+            # The last records are enough, and this is called often: no need to read the rest.
             file.seek(max(0, os.fstat(file.fileno()).st_size - 8192))
             lines = file.read().split(b"\n")[:-1]
     except OSError:

@@ -39,14 +39,28 @@ class Float32Linear(KeepsFloat32, nn.Linear):
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
-        # Even if the default dtype is shorter, as when transformers builds a model.
-        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        super().__init__(in_features, out_features, bias, dtype=dtype)
+        super().__init__(in_features, out_features, bias, dtype=parameter_dtype())
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., in]`` to ``[..., out]``, at least float32."""
         with torch.autocast(x.device.type, enabled=False):
             return super().forward(x.to(self.weight.dtype))
+
+
+def parameter_dtype() -> torch.dtype:
+    """Dtype of new parameters that are never shorter than float32."""
+    # The default dtype may be shorter, as when transformers builds a model.
+    return at_least_float32(torch.get_default_dtype())
+
+
+def empty_parameter(*shape: int, learned: bool = True) -> nn.Parameter:
+    """A parameter without values, at least float32.
+
+    Args:
+        *shape: its shape.
+        learned: whether it needs a gradient.
+    """
+    return nn.Parameter(torch.empty(shape, dtype=parameter_dtype()), learned)
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

@@ -11,7 +11,7 @@ from kalman_attention._typing import Dynamics
 from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.ou import discretise
 from kalman_attention.nn.config import KLAConfig
-from kalman_attention.nn.float32 import KeepsFloat32, at_least_float32
+from kalman_attention.nn.float32 import KeepsFloat32, at_least_float32, empty_parameter
 from kalman_attention.nn.links import inverse_softplus, log_uniform
 
 
@@ -47,14 +47,13 @@ class LatentPrior(KeepsFloat32):
     def __init__(self, config: KLAConfig) -> None:
         super().__init__()
         self.config = config
-        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
 
         def parameter(needed: bool, learned: bool = True, rows: int = 0) -> nn.Parameter | None:
             shape = (rows or config.blocks, config.width)
-            return nn.Parameter(torch.empty(shape, dtype=dtype), learned) if needed else None
+            return empty_parameter(*shape, learned=learned) if needed else None
 
         noisy, own = config.process_noise != "zero", config.prior == "learned"
-        self.log_a = nn.Parameter(torch.empty(config.blocks, config.width, dtype=dtype))
+        self.log_a = empty_parameter(config.blocks, config.width)
         self.raw_p = parameter(noisy, config.process_noise == "learned")
         self.raw_dt = parameter(config.discretisation != "none" and config.step_rank is None)
         self.mean_0 = parameter(own, rows=config.d_state)
@@ -171,8 +170,7 @@ class TokenSteps(KeepsFloat32):
     def __init__(self, config: KLAConfig, unit: float) -> None:
         super().__init__()
         self.config, self.unit = config, unit
-        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        self.raw_dt = nn.Parameter(torch.empty(config.width, dtype=dtype))
+        self.raw_dt = empty_parameter(config.width)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -207,8 +205,7 @@ class TimeTurns(KeepsFloat32):
     def __init__(self, config: KLAConfig) -> None:
         super().__init__()
         self.config = config
-        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        self.log_frequency = nn.Parameter(torch.empty(config.blocks, dtype=dtype))
+        self.log_frequency = empty_parameter(config.blocks)
         self.reset_parameters()
 
     @torch.no_grad()

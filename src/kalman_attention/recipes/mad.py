@@ -23,6 +23,14 @@ from kalman_attention.tasks.registry import make_task
 
 MODELS = tuple(MAD)
 """Rows of the table; ``kla+`` is KLA trained and decoded by its marginal likelihood."""
+FORMS: dict[str, dict[str, Any]] = {
+    "shared 4": {"shared_slots": 4},
+    "shared 4, turning": {"shared_slots": 4, "num_reflections": 2},
+}
+"""Forms of the layer that are not in the paper: one precision per block of four slots, and the same
+with two reflections per token."""
+FORM_TASKS = ("compression", "fuzzy_recall", "selective_copying")
+"""The tasks of ``FORMS`` in the suite: those that one block of the paper's layer does not solve."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +64,7 @@ class MadScale:
         batch_size: sequences per update.
         validation_size: number of validation sequences that choose rate and epoch; None chooses
             them on the test set.
+        forms: rows of ``FORMS`` to add.
         changes: differences from the published protocol, for the table.
     """
 
@@ -66,6 +75,7 @@ class MadScale:
     seeds: tuple[int, ...] = (0,)
     batch_size: int = 172
     validation_size: int | None = None
+    forms: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
 
     def rates_of(self, task: str, model: str) -> tuple[float, ...]:
@@ -100,11 +110,12 @@ _COPYING_RATES = {
     "mlstm": 3e-3,
     "kla": 3e-3,
     "kla+": 3e-3,
+    **dict.fromkeys(FORMS, 3e-3),
 }
 """Chosen by ``mad-rates``; the larger rate where it has no result yet."""
 
 SCALES: dict[Scale, MadScale] = {
-    "smoke": dataclasses.replace(_SMOKE, validation_size=32),
+    "smoke": dataclasses.replace(_SMOKE, validation_size=32, forms=tuple(FORMS)),
     # Epochs follow from the measured time of one (dev/experiments.md): about 24 hours of one core
     # for all models. Selective copying takes more than half of it, so it is run at one rate only.
     "cpu": MadScale(
@@ -121,6 +132,7 @@ SCALES: dict[Scale, MadScale] = {
         rates=(3e-3, 1e-3),
         schedule="cosine",
         validation_size=1280,
+        forms=tuple(FORMS),
         changes=(
             "at most 60 epochs (compression), 400 (memorization), 12 (recall, noisy recall), 14 "
             "(fuzzy recall), 90 (selective copying) instead of 750; patience 20, 70, 8, 8 and 24",
@@ -132,7 +144,7 @@ SCALES: dict[Scale, MadScale] = {
             "one seed instead of five",
         ),
     ),
-    "paper": _PAPER,
+    "paper": dataclasses.replace(_PAPER, forms=tuple(FORMS)),
 }
 """The suite at each scale, in the paper's scaffold."""
 
@@ -205,6 +217,13 @@ def model_config(mixer: str, vocab_size: int) -> LanguageModelConfig:
     return dataclasses.replace(row.model("matched", vocab_size=vocab_size), head_bias=True)
 
 
+def form_config(form: str, vocab_size: int) -> LanguageModelConfig:
+    """One block of KLA in one of ``FORMS``, with the sizes of the paper's layer."""
+    plain = model_config("kla", vocab_size)
+    layer = dataclasses.replace(plain.mixer_options("kla"), **FORMS[form])
+    return dataclasses.replace(plain, kla=layer)
+
+
 def cells(scale: Scale, name: str = "mad") -> list[Cell]:
     """Every model on every task, for every learning rate and seed.
 
@@ -217,8 +236,11 @@ def cells(scale: Scale, name: str = "mad") -> list[Cell]:
     for seed in suite.seeds:
         for task in MAD_TASKS:
             vocabulary = make_task(task, **suite.tasks[task].options).vocab_size
-            for row in MODELS:
-                model = model_config(row.removesuffix("+"), vocabulary)
+            for row in (*MODELS, *(suite.forms if task in FORM_TASKS else ())):
+                if row in FORMS:
+                    model = form_config(row, vocabulary)
+                else:
+                    model = model_config(row.removesuffix("+"), vocabulary)
                 for rate in suite.rates_of(task, row):
                     labels = {
                         "model": row,
@@ -245,20 +267,27 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]], name: str = "mad") -
     return [
         _by_task(
             f"{title}, macro accuracy, as in MAD-Lab, % (paper)",
-            lambda model, task: percent(ours(model, task), MAD[model][task]),
+            lambda model, task: percent(ours(model, task), MAD.get(model, {}).get(task)),
             below,
+            suite.forms,
         ),
         _by_task(
             f"{title}, token accuracy, %",
             lambda model, task: percent(ours(model, task, "token_accuracy")),
             below,
+            suite.forms,
         ),
         *_rates(title, suite, results, below),
     ]
 
 
-def _by_task(title: str, cell: Callable[[str, str], str], below: list[str]) -> Table:
+def _by_task(
+    title: str, cell: Callable[[str, str], str], below: list[str], forms: Sequence[str]
+) -> Table:
     rows = [[model, *(cell(model, task) for task in MAD_TASKS)] for model in MODELS]
+    for form in forms:
+        asked = (cell(form, task) if task in FORM_TASKS else "" for task in MAD_TASKS)
+        rows.append([f"kla, {form}", *asked])
     return Table(title, ["model", *(task.replace("_", " ") for task in MAD_TASKS)], rows, below)
 
 
@@ -276,7 +305,7 @@ def _rates(
         return shown if rates == suite.rates else f"{shown} at {rates[0]:g}"
 
     names = " / ".join(f"{rate:g}" for rate in suite.rates)
-    return [_by_task(f"{title}, macro accuracy at the rates {names}, %", cell, below)]
+    return [_by_task(f"{title}, macro accuracy at the rates {names}, %", cell, below, suite.forms)]
 
 
 EXPERIMENT = Experiment(

@@ -24,17 +24,14 @@ TASKS = {
 """Short forms of two MAD tasks."""
 RATE = 3e-3  # not tuned: the same for every form
 SEEDS = (0, 1)
-_BLOCKS: dict[str, Any] = {"shared_slots": 4}
-_TURNING: dict[str, Any] = {**_BLOCKS, "num_reflections": 2}
-FORMS = ("kla", "shared 4", "shared 4, turning", "tracking start")
+FORMS = ("kla", *mad.FORMS, "tracking start")
 """Rows of the table."""
 
 
 def _layer(form: str, base: KLAConfig) -> KLAConfig:
     """The layer of a form, with the sizes of the paper's layer."""
-    changes = {"kla": {}, "shared 4": _BLOCKS, "shared 4, turning": _TURNING}
-    if form in changes:
-        return dataclasses.replace(base, **changes[form])
+    if form != "tracking start":
+        return dataclasses.replace(base, **mad.FORMS.get(form, {}))
     sizes = {name: getattr(base, name) for name in ("d_model", "d_state", "conv_kernel")}
     return KLAConfig.tracking(**sizes)
 

@@ -92,7 +92,7 @@ class Signals:
     def stop(self) -> NoReturn:
         """End the program as the signal requests, after everything has been saved."""
         if self.received not in (None, signal.SIGINT):
-            raise SystemExit(128 + self.received)
+            raise SystemExit(128 + self.received)  # the convention of shells
         raise KeyboardInterrupt(f"training stopped by {self.name}; everything is saved")
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

@@ -19,7 +19,7 @@ from kalman_attention.train.config import TrainConfig
 
 OPTIMISER = "optimiser.safetensors"
 
-_SHOWN = 12
+_SHOWN = 12  # names in an error, which stays readable
 
 
 def snapshot_files(

@@ -1,7 +1,7 @@
 """``kla bench``: speed and memory on this machine, always as ratios within one run."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,7 +16,8 @@ from kalman_attention.cli.arguments import add_device, add_number, add_out_folde
 from kalman_attention.cli.paths import BENCH
 
 Options = TypeVar("Options")
-Model = type[LayerOptions] | type[MixerOptions] | type[DecodeOptions]
+
+_MODEL = {"batch": "sequences", "width": "d_model", "state": "d_state of KLA"}
 
 
 class Subject(NamedTuple):
@@ -54,18 +55,50 @@ def _options(kind: type[Options], args: argparse.Namespace) -> Options:
     return kind(**{name: getattr(args, name) for name in names})
 
 
+def _add_options(parser: Any, kind: type[object], texts: Mapping[str, str]) -> None:
+    """Add one argument for each option in ``texts``; its default determines what it takes."""
+    for name, text in texts.items():
+        option, default = f"--{name.replace('_', '-')}", getattr(kind, name)
+        if isinstance(default, float):
+            add_number(parser, option, numbers.positive_float, text, default=default, metavar="S")
+        elif isinstance(default, tuple):
+            sizes: dict[str, Any] = {"type": numbers.positive_int, "nargs": "+", "metavar": "N"}
+            parser.add_argument(option, **sizes, default=default, help=text)
+        else:
+            add_number(parser, option, numbers.positive_int, text, default=default)
+
+
+def _rounds(per: str) -> dict[str, str]:
+    return {
+        "repeats": "maximum number of rounds",
+        "seconds": f"approximate time for all rounds of a {per}",
+    }
+
+
+def _add_out(parser: argparse.ArgumentParser, default: str = BENCH) -> None:
+    add_out_folder(parser, "folder for the results", default=default)
+
+
+def _add_sweep(parser: argparse.ArgumentParser, out: str = BENCH) -> None:
+    texts = {
+        "lengths": "sequence lengths, T",
+        "batch": "sequences, B",
+        "channels": "channels, D",
+        "slots": "slots, N",
+        "patience": "an engine gives up before a pass takes more than S seconds",
+    }
+    _add_options(parser, SweepOptions, texts)
+    _add_out(parser, out)
+
+
 def _add_scan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", choices=["goals", "sweep"], help="one of the two parts (default: both)"
     )
     add_device(parser)
-    parser.add_argument(
-        "--engines",
-        nargs="+",
-        metavar="ENGINE",
-        help="engines of the sweep (default: all usable ones)",
-    )
-    _add_sweep(parser, BENCH)
+    text = "engines of the sweep (default: all usable ones)"
+    parser.add_argument("--engines", nargs="+", metavar="ENGINE", help=text)
+    _add_sweep(parser)
 
 
 def _run_scan(args: argparse.Namespace) -> int:
@@ -85,9 +118,8 @@ def _run_scan(args: argparse.Namespace) -> int:
 
 def _add_gpu(parser: argparse.ArgumentParser) -> None:
     _add_sweep(parser, "runs/gpu-report")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="without a GPU, report what needs none"
-    )
+    text = "without a GPU, report what needs none"
+    parser.add_argument("--dry-run", action="store_true", help=text)
 
 
 def _run_gpu(args: argparse.Namespace) -> int:
@@ -97,42 +129,15 @@ def _run_gpu(args: argparse.Namespace) -> int:
     return 0 if accurate else 1
 
 
-def _add_sweep(parser: argparse.ArgumentParser, out: str) -> None:
-    _add_sizes(parser, "lengths", SweepOptions.lengths, "sequence lengths, T")
-    _add_size(parser, "batch", SweepOptions.batch, "sequences, B")
-    _add_size(parser, "channels", SweepOptions.channels, "channels, D")
-    _add_size(parser, "slots", SweepOptions.slots, "slots, N")
-    _add_seconds(
-        parser,
-        "patience",
-        SweepOptions.patience,
-        "an engine gives up before a pass takes more than S seconds",
-    )
-    _add_out(parser, out)
-
-
 def _add_layer(parser: argparse.ArgumentParser) -> None:
-    _add_sizes(parser, "lengths", LayerOptions.lengths, "sequence lengths")
-    _add_model(parser, LayerOptions)
-    _add_rounds(parser, LayerOptions, per="length")
-    _add_size(
-        parser,
-        "mamba-up-to",
-        LayerOptions.mamba_up_to,
-        "longest T for Mamba of transformers, which takes minutes beyond it on a CPU",
-    )
-    parser.add_argument(
-        "--value",
-        choices=("stream", "project"),
-        default=LayerOptions.value,
-        help="source of the values",
-    )
-    add_number(
-        parser,
-        "--precision-rank",
-        numbers.positive_int,
-        "rank of the projection to the precision (default: full)",
-    )
+    _add_options(parser, LayerOptions, {"lengths": "sequence lengths", **_MODEL})
+    add_threads(parser)
+    slow = "longest T for Mamba of transformers, which takes minutes beyond it on a CPU"
+    _add_options(parser, LayerOptions, {**_rounds("length"), "mamba_up_to": slow})
+    choices, text = ("stream", "project"), "source of the values"
+    parser.add_argument("--value", choices=choices, default=LayerOptions.value, help=text)
+    text = "rank of the projection to the precision (default: full)"
+    _add_options(parser, LayerOptions, {"precision_rank": text})
     _add_out(parser)
 
 
@@ -144,34 +149,26 @@ def _run_layer(args: argparse.Namespace) -> int:
 
 
 def _add_mixers(parser: argparse.ArgumentParser) -> None:
-    _add_sizes(parser, "lengths", MixerOptions.lengths, "sequence lengths")
-    _add_model(parser, MixerOptions)
-    parser.add_argument(
-        "--mixers", nargs="+", metavar="MIXER", help="mixers to measure (default: all)"
-    )
-    _add_rounds(parser, MixerOptions, per="length")
-    _add_seconds(
-        parser,
-        "patience",
-        MixerOptions.patience,
-        "a mixer gives up before a call takes more than S seconds",
-    )
+    _add_options(parser, MixerOptions, {"lengths": "sequence lengths", **_MODEL})
+    add_threads(parser)
+    text = "mixers to measure (default: all)"
+    parser.add_argument("--mixers", nargs="+", metavar="MIXER", help=text)
+    text = "a mixer gives up before a call takes more than S seconds"
+    _add_options(parser, MixerOptions, {**_rounds("length"), "patience": text})
     rivals = parser.add_argument_group("public implementations on CPU, where installed")
     rivals.add_argument(
         "--rivals-at",
         type=numbers.positive_int,
-        nargs="*",
+        nargs="*",  # none: no comparison
         default=MixerOptions.rivals_at,
         metavar="T",
         help="sequence lengths",
     )
-    _add_size(
-        rivals,
-        "rivals-backward-up-to",
-        MixerOptions.rivals_backward_up_to,
-        "longest T with gradients; beyond it, some take minutes",
-    )
-    _add_size(rivals, "rival-repeats", MixerOptions.rival_repeats, "maximum number of rounds")
+    texts = {
+        "rivals_backward_up_to": "longest T with gradients; beyond it, some take minutes",
+        "rival_repeats": "maximum number of rounds",
+    }
+    _add_options(rivals, MixerOptions, texts)
     _add_out(parser)
 
 
@@ -183,17 +180,13 @@ def _run_mixers(args: argparse.Namespace) -> int:
 
 
 def _add_decode(parser: argparse.ArgumentParser) -> None:
-    _add_sizes(parser, "contexts", DecodeOptions.contexts, "context lengths")
-    _add_size(parser, "tokens", DecodeOptions.tokens, "tokens decoded per measurement")
-    _add_model(parser, DecodeOptions)
-    _add_size(parser, "depth", DecodeOptions.depth, "blocks")
-    parser.add_argument(
-        "--preset",
-        default=DecodeOptions.preset,
-        metavar="NAME",
-        help="language model with random weights, compared with the time to read its weights",
-    )
-    _add_rounds(parser, DecodeOptions, per="model and turn")
+    texts = {"contexts": "context lengths", "tokens": "tokens decoded per measurement", **_MODEL}
+    _add_options(parser, DecodeOptions, texts)
+    add_threads(parser)
+    _add_options(parser, DecodeOptions, {"depth": "blocks"})
+    text = "language model with random weights, compared with the time to read its weights"
+    parser.add_argument("--preset", default=DecodeOptions.preset, metavar="NAME", help=text)
+    _add_options(parser, DecodeOptions, _rounds("model and turn"))
     parser.add_argument("--no-plot", action="store_true", help="draw no figure")
     _add_out(parser)
 
@@ -216,45 +209,12 @@ def _run_roofline(args: argparse.Namespace) -> int:
     return 0
 
 
-def _add_model(parser: argparse.ArgumentParser, defaults: Model) -> None:
-    _add_size(parser, "batch", defaults.batch, "sequences")
-    _add_size(parser, "width", defaults.width, "d_model")
-    _add_size(parser, "state", defaults.state, "d_state of KLA")
-    add_threads(parser)
-
-
-def _add_rounds(parser: argparse.ArgumentParser, defaults: Model, *, per: str) -> None:
-    _add_size(parser, "repeats", defaults.repeats, "maximum number of rounds")
-    _add_seconds(parser, "seconds", defaults.seconds, f"approximate time for all rounds of a {per}")
-
-
-def _add_size(parser: Any, name: str, default: int, text: str) -> None:
-    add_number(parser, f"--{name}", numbers.positive_int, text, default=default)
-
-
-def _add_sizes(parser: Any, name: str, default: Sequence[int], text: str) -> None:
-    kind = numbers.positive_int
-    parser.add_argument(f"--{name}", type=kind, nargs="+", default=default, metavar="N", help=text)
-
-
-def _add_seconds(parser: Any, name: str, default: float, text: str) -> None:
-    add_number(parser, f"--{name}", numbers.positive_float, text, default=default, metavar="S")
-
-
-def _add_out(parser: argparse.ArgumentParser, default: str = BENCH) -> None:
-    add_out_folder(parser, "folder for the results", default=default)
-
-
 SUBJECTS = {
     "scan": Subject(
-        "the engines side by side, forward and backward, over sequence length",
-        _add_scan,
-        _run_scan,
+        "the engines side by side, forward and backward, over sequence length", _add_scan, _run_scan
     ),
     "layer": Subject(
-        "the layer against its own matrix products, attention and Mamba",
-        _add_layer,
-        _run_layer,
+        "the layer against its own matrix products, attention and Mamba", _add_layer, _run_layer
     ),
     "mixers": Subject(
         "all mixers at equal width and state, and public implementations on CPU",
@@ -262,14 +222,10 @@ SUBJECTS = {
         _run_mixers,
     ),
     "decode": Subject(
-        "time per decoded token against the length of the context",
-        _add_decode,
-        _run_decode,
+        "time per decoded token against the length of the context", _add_decode, _run_decode
     ),
     "gpu": Subject(
-        "report on a GPU: accuracy, the paper's scaling figures, resources",
-        _add_gpu,
-        _run_gpu,
+        "report on a GPU: accuracy, the paper's scaling figures, resources", _add_gpu, _run_gpu
     ),
     "roofline": Subject(
         "predicted speed of the Triton engine on two GPUs, from bytes and operations",

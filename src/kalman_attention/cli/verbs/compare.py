@@ -10,12 +10,7 @@ from kalman_attention._progress import Progress
 from kalman_attention._reading import read_json
 from kalman_attention._tables import Table, render
 from kalman_attention.cli import numbers
-from kalman_attention.cli.arguments import (
-    add_folder,
-    add_number,
-    add_out_folder,
-    add_threads,
-)
+from kalman_attention.cli.arguments import add_folder, add_number, add_out_folder, add_threads
 from kalman_attention.cli.verbs.eval import harness_module
 from kalman_attention.evaluation.benchmarks import checksum
 from kalman_attention.recipes.machine import about
@@ -136,6 +131,7 @@ def _speed(args: argparse.Namespace, opened: dict[str, "FinishedRun"]) -> dict[s
     from kalman_attention.benchmarks.measure import fastest
     from kalman_attention.recipes.comparison import training_passes
 
+    # Limited by time, not by the number of rounds.
     least = fastest(training_passes(opened), seconds=args.seconds, most=1_000)
     found = {name: opened[name].recipe.batch_tokens / s for name, s in least.items()}
     data = {"tokens_per_second": found, "about": about()}

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shard-tokens",
         numbers.positive_int,
         "approximate number of tokens per shard",
-        default=1 << 23,
+        default=1 << 23,  # small enough that a build that is stopped can resume without much loss
     )
     add_number(
         parser,

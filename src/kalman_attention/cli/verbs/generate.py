@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING
 from kalman_attention._progress import Progress
 from kalman_attention._text import visible
 from kalman_attention.cli import numbers
-from kalman_attention.cli.arguments import (
-    add_checkpoint,
-    add_dtype,
-    add_number,
-    open_checkpoint,
-)
+from kalman_attention.cli.arguments import add_checkpoint, add_dtype, add_number, open_checkpoint
 from kalman_attention.cli.paths import RUNS
 from kalman_attention.cli.terminal import paint, read_prompt
 

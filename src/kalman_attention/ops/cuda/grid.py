@@ -84,6 +84,7 @@ STEP = Grid(group=1, threads=128, slots=0, channels=32, blocks=0, span=1, segmen
 
 def forward_grid(inputs: ScanInputs) -> Grid:
     """The geometry of a forward pass."""
+    # The threads of a channel exchange values within a warp: at most 32 of them.
     return _grid(inputs, 128, FORWARD_SLOTS, 32)
 
 
