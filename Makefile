@@ -108,7 +108,8 @@ ARM      := aarch64-linux-gnu
 EMULATED_TESTS ?= tests/ops/test_cpu_kernel.py tests/ops/test_cpu_segments.py tests/ops/test_cpu_slots.py \
 	tests/ops/test_edges.py tests/ops/test_engines.py tests/ops/test_frames.py tests/ops/test_gaps.py \
 	tests/ops/test_shared_precision.py tests/ops/test_smooth.py tests/nn/test_decoding.py
-ON_REMOTE = OMP_NUM_THREADS=1 KLA_REMOTE_CPU="$(1)" $(BIN)/python -m pytest -q -p no:xdist \
+ON_REMOTE = OMP_NUM_THREADS=1 $(BIN)/python -m tests.native.selfcheck $(1) && \
+	OMP_NUM_THREADS=1 KLA_REMOTE_CPU="$(1)" $(BIN)/python -m pytest -q -p no:xdist \
 	-p tests.native.remote $(EMULATED_TESTS) -k "(cpu or linear or decod) and not inductor $(LOCAL_ONLY)"
 LOCAL_ONLY := and not fork and not failure and not missing_library and not openmp
 

@@ -124,6 +124,7 @@ def test_commands_of_guides_run(
 def test_the_citations_agree() -> None:
     page, file = ((ROOT / name).read_text() for name in ("docs/cite.md", "CITATION.cff"))
     assert f"version = {{{kalman_attention.__version__}}}" in page
+    assert f"\nversion: {kalman_attention.__version__}\n" in file
     software, paper = re.findall(r'title: "(.+)"', file)
     assert f"{{{software}}}" in page
     assert f"{{{paper}}}" in page
