@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.markdown import commands
+
 ROOT = Path(__file__).parents[2]
 DIST = os.environ.get("KLA_TEST_DIST", "")
 PACKAGE = "src/kalman_attention"
@@ -87,7 +89,8 @@ def test_the_version_is_that_of_the_package(binaries: Path, tmp_path: Path) -> N
 
 
 def test_kla_check_runs_every_engine(binaries: Path, tmp_path: Path) -> None:
-    done = _run(binaries / "kla", "check", "--run", cwd=tmp_path)
+    (line,) = commands((ROOT / "README.md").read_text())  # a second one would need a test as well
+    done = _run(binaries / "kla", *shlex.split(line)[1:], cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "auto on cpu means: cpu" in done.stdout
     assert "MISSES" not in done.stdout
@@ -117,17 +120,6 @@ def test_the_templates_of_pages_are_there(binaries: Path, tmp_path: Path) -> Non
     )
     done = _run(binaries / "python", "-c", program, cwd=tmp_path)
     assert set(done.stdout.split()) == ours, done.stderr
-
-
-def test_the_commands_of_the_readme_run(binaries: Path, tmp_path: Path) -> None:
-    """Those of its shell blocks; ``pip install .`` is how the environment came to be."""
-    shell = re.findall(r"```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    lines = [shlex.split(line, comments=True) for line in "".join(shell).splitlines()]
-    ours = [words for words in lines if words[:1] == ["kla"]]
-    assert ours
-    for words in ours:
-        done = _run(binaries / "kla", *words[1:], cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
 
 
 def test_the_readme_blocks_run(binaries: Path, tmp_path: Path) -> None:
