@@ -71,7 +71,7 @@ def test_serving(folder, monkeypatch, capsys):
     assert "<textarea" in made[0]
     assert explore.START.split()[-1] in made[0]
     assert main(["explore", folder, "--serve", "--task", "recall"]) == 1
-    assert "not with --task" in capsys.readouterr().err
+    assert "not --task" in capsys.readouterr().err
 
 
 def test_refusals(folder, tmp_path, capsys, monkeypatch):
