@@ -171,6 +171,7 @@ FUNCTIONS: dict[str, Callable[..., Iterator[Piece]]] = {
     "kla_scan_forward": scan,
     "kla_scan_backward": scan,
     "kla_scan_smooth": scan,
+    "kla_scan_smooth_backward": scan,
     "kla_scan_filter_map": lambda params, at, *, name: scan(params, map_at=at, name=name),
     "kla_scan_adjoint_map": scan,
     "kla_frames_forward": frames,
