@@ -269,7 +269,7 @@ SCALES: dict[Scale, StaysScale] = {
     ),
     "cpu": StaysScale(
         run={},
-        epochs={"mortality": 8, "interpolation": 6},
+        epochs={"mortality": 8, "interpolation": 24},
         seeds={"mortality": tuple(range(5)), "interpolation": (0,)},
         changes=(_FULL, _ROUNDED),
     ),
