@@ -131,7 +131,7 @@ def test_what_is_no_finished_run(runs, capsys, tmp_path):
     assert main(["compare", str(tmp_path)]) == 1
     assert "has not finished" in capsys.readouterr().err
     assert main(["compare", str(runs / "kla"), "--shards", str(tmp_path / "no")]) == 1
-    assert "no longer there" in capsys.readouterr().err
+    assert "no longer exists" in capsys.readouterr().err
     other = shards(tmp_path, documents=50)
     assert main(["compare", str(runs / "kla"), "--shards", str(other)]) == 1
     assert "does not contain the shards" in capsys.readouterr().err

@@ -28,7 +28,7 @@ MAD = (
     "reproduce", "mad", "--scale", "smoke", "--jobs", "2", "--out", "out",
     "--only", "recall", "--only", "memorization", "--only", "compression",
 )  # fmt: skip
-CELLS = 18
+CELLS = 20
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGKILL: -9}
 
 

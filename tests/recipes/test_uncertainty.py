@@ -36,7 +36,7 @@ def test_a_cell_says_what_each_score_finds(tmp_path, capsys):
 
 
 def test_no_texts_to_compare_with(tmp_path):
-    with pytest.raises(ValueError, match="holds no text"):
+    with pytest.raises(ValueError, match="contains no text"):
         uncertainty.domain_files(tmp_path)
 
 

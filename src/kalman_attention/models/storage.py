@@ -186,8 +186,8 @@ def _check_sizes(headers: Mapping[str, Header], config: LanguageModelConfig, fil
     blocks = {name.split(".")[1] for name in headers if name.startswith("blocks.")}
     if len(blocks) != len(config.layers):
         raise ValueError(
-            f"{file} holds the weights of another model: it has {len(blocks)} blocks, but the "
-            f"plan in {CONFIG} has {len(config.layers)}."
+            f"{file} holds the weights of another model: its number of blocks is {len(blocks)}, "
+            f"but the plan in {CONFIG} has {len(config.layers)}."
         )
     found = headers.get("embedding.weight")
     wanted = (config.vocab_size, config.d_model)
