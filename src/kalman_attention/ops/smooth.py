@@ -64,8 +64,9 @@ def kla_smooth(
         cu_seqlens: document boundaries in one packed row; documents are independent.
         acc_dtype: dtype of the arithmetic.
         engine: ``"reference"``, ``"associative"`` or ``"cpu"``. ``"auto"`` picks the native engine
-            for CPU tensors, which is by far the fastest; otherwise ``"associative"``, or the loop
-            for up to 64 tokens.
+            for CPU tensors, which is by far the fastest and differentiable once; otherwise
+            ``"associative"``, or the loop for up to 64 tokens, which are differentiable any number
+            of times.
 
     Returns:
         ``ScanOutput(y, y_var, state)``, always with y_var; ``state`` is the belief after the last
