@@ -3,7 +3,7 @@
 import pytest
 
 from kalman_attention import published
-from kalman_attention.evaluation.benchmarks import BENCHMARKS
+from kalman_attention.evaluation.questions import BENCHMARKS
 
 MEANS = {
     "GPT-45M": 34.78,

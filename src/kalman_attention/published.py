@@ -156,7 +156,7 @@ ZERO_SHOT = {
     "KLA-180M": (22.4, 34.0, 63.0, 50.0, 26.0, 53.6, 32.4, 60.8),
     "GPT+KLA-180M": (30.2, 34.4, 64.2, 55.8, 29.0, 51.8, 31.0, 63.2),
 }
-"""``tab:lm-main``: scores by model, in the order of ``evaluation.benchmarks.BENCHMARKS``."""
+"""``tab:lm-main``: scores by model, in the order of ``evaluation.questions.BENCHMARKS``."""
 WHERE = {
     "Th:Mobius": "theorem 1",
     "fig:a5-min-layers": "figure 1a",

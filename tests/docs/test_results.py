@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kalman_attention._tables import markdown
-from kalman_attention.evaluation.benchmarks import BENCHMARKS
+from kalman_attention.evaluation.questions import BENCHMARKS
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.registry import load_experiment
 from kalman_attention.recipes.series import CHOSEN

@@ -14,7 +14,7 @@ import lm_eval.tasks
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from kalman_attention.evaluation.benchmarks import BENCHMARKS
+from kalman_attention.evaluation.questions import BENCHMARKS
 from kalman_attention.evaluation.zero_shot import HarnessModel, evaluate_zero_shot, local_task
 from tests.evaluation.checkpoints import model, tokenizer
 from tests.evaluation.test_likelihood import one_by_one

@@ -16,8 +16,8 @@ from lm_eval.tasks import TaskManager
 
 from kalman_attention._text import unknown
 from kalman_attention.data.tokenizer import Tokenizer
-from kalman_attention.evaluation.benchmarks import BENCHMARKS, Benchmark, Question
 from kalman_attention.evaluation.likelihood import continuations, document_nats
+from kalman_attention.evaluation.questions import BENCHMARKS, Benchmark, Question
 from kalman_attention.models.language_model import LanguageModel
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from kalman_attention import published
 from kalman_attention._reading import checked, read_json
 from kalman_attention._tables import Table
-from kalman_attention.evaluation.benchmarks import BENCHMARKS
+from kalman_attention.evaluation.questions import BENCHMARKS
 from kalman_attention.report.charts import Axis, Chart, Line, Panel, Point
 from kalman_attention.report.page import Section, check_inside
 

@@ -12,7 +12,7 @@ from kalman_attention._tables import Table, render
 from kalman_attention.cli import numbers
 from kalman_attention.cli.arguments import add_folder, add_number, add_out_folder, add_threads
 from kalman_attention.cli.verbs.eval import harness_module
-from kalman_attention.evaluation.benchmarks import checksum
+from kalman_attention.evaluation.questions import checksum
 from kalman_attention.recipes.machine import about
 from kalman_attention.report.language import quality_table, zero_shot_table
 

@@ -24,7 +24,7 @@ from kalman_attention.cli.arguments import (
     open_checkpoint,
 )
 from kalman_attention.cli.paths import RUNS, read_texts
-from kalman_attention.evaluation.benchmarks import BENCHMARKS
+from kalman_attention.evaluation.questions import BENCHMARKS
 from kalman_attention.report.language import zero_shot_table
 
 if TYPE_CHECKING:
