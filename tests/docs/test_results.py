@@ -191,12 +191,12 @@ def test_state_tracking() -> None:
 FORMS = {
     "the paper's layer": "kla",
     "shared by blocks of four": "shared 4",
-    "the same, rotating": "shared 4, turning",
-    "the initialisation of `KLAConfig.tracking`": "tracking start",
+    "the same, rotating": "shared 4, rotating",
+    "the initialisation of `KLAConfig.tracking`": "tracking initialisation",
 }
 
 
-def test_turning_where_nothing_is_tracked() -> None:
+def test_rotation_where_nothing_is_tracked() -> None:
     rows = rows_of("state_tracking.md")
     for name, form in FORMS.items():
         (listed,) = (row[1:] for row in rows if row[0] == name)

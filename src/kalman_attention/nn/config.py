@@ -125,9 +125,9 @@ class KLAConfig:
             )
         if self.num_reflections < 0 or (self.num_reflections and self.shared_slots == 1):
             raise ValueError(
-                "num_reflections turn blocks of shared_slots: at least 0, and with shared_slots of "
-                f"2 or more, got {self.num_reflections} and {self.shared_slots}. A single slot "
-                "would change its sign at every token, whatever the token."
+                "num_reflections must be at least 0, and needs blocks of at least 2 shared_slots; "
+                f"got {self.num_reflections} and {self.shared_slots}. A single slot would change "
+                "its sign at every token, whatever the token."
             )
         if self.frequencies is not None and (
             self.shared_slots != 2 or not 0.0 < self.frequencies[0] <= self.frequencies[1]

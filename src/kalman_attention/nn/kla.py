@@ -4,10 +4,10 @@
 
     x -> in_proj -> stream, gate          [B, T, D] each
     u = SiLU(conv(stream))                causal, kernel 4
-    u -> value, precision, key, query     what the token says, and what it asks
+    u -> value, precision, key, query     what it observes, and what it reads
     u -> step                             how much time it takes, if tokens choose (step_rank)
-    u -> reflections                      how it turns the latent (num_reflections)
-    dt -> turns                           how time turns the latent (frequencies)
+    u -> reflections                      how it rotates the latent (num_reflections)
+    dt -> turns                           how time rotates the latent (frequencies)
     y = kla_scan(...)                     posterior mean (and variance) of the read-out
     out_proj((y + skip u) SiLU(gate))     -> [B, T, d_model]
 
