@@ -149,8 +149,8 @@ class KLA(Mixer):
             cu_seqlens: document boundaries in one packed row (B = 1), ``[n + 1]`` int.
             dt: time that passes before each token, ``[B, T]``, at least 0, where 1 is the step
                 that the layer takes without it; differences of time stamps, for example.
-            seen: ``[B, T]`` bool, False for tokens that only ask: time passes and the belief is
-                read, but they bring no evidence. All tokens bring evidence without it.
+            seen: ``[B, T]`` bool, False for tokens that only read the state: time passes, but they
+                bring no evidence. None means that all tokens bring evidence.
 
         Returns:
             ``[B, T, d_model]``.
