@@ -228,7 +228,7 @@ def test_decoding_a_model() -> None:
 
 def test_headlines_of_the_readme_are_those_of_the_pages() -> None:
     text = (ROOT / "README.md").read_text()
-    rows = table_rows(text[text.index("## In figures") : text.index("## Install")])
+    rows = table_rows(text[text.index("## Results\n") : text.index("## Install")])
     assert len(rows) >= 5
     for what, *figures in rows:
         (page,) = re.findall(r"\]\(([^)#]+)", what)
