@@ -2,7 +2,7 @@
 
 >>> from kalman_attention import kla_scan
 
-A name is imported when it is first asked for (PEP 562), so that ``kla --help`` need not wait for
+A name is imported when it is first used (PEP 562), so that ``kla --help`` need not wait for
 torch. Importing an op or a layer registers ``torch.ops.kalman_attention``.
 """
 

@@ -2,7 +2,7 @@ r"""Two training losses: cross-entropy of the posterior mean, and the log margin
 
 The latent posterior makes the read-out of every channel Gaussian, y ~ N(y, y_var), exactly:
 :math:`y = \sum_n q_n z_n` is linear in the latent. The marginal likelihood averages the decoder's
-probability of the target over that belief, so it trains the variances too.
+probability of the target over that posterior, so it trains the variances too.
 
 Both process the sequence in chunks and recompute each chunk in the backward pass: logits exist for
 ``chunk_size`` positions at a time, in either direction. The second draws samples only for targets

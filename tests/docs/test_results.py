@@ -191,12 +191,12 @@ def test_state_tracking() -> None:
 FORMS = {
     "the paper's layer": "kla",
     "shared by blocks of four": "shared 4",
-    "the same, rotating": "shared 4, turning",
-    "the initialisation of `KLAConfig.tracking`": "tracking start",
+    "the same, rotating": "shared 4, rotating",
+    "the initialisation of `KLAConfig.tracking`": "tracking initialisation",
 }
 
 
-def test_turning_where_nothing_is_tracked() -> None:
+def test_rotation_where_nothing_is_tracked() -> None:
     rows = rows_of("state_tracking.md")
     for name, form in FORMS.items():
         (listed,) = (row[1:] for row in rows if row[0] == name)
@@ -228,7 +228,7 @@ def test_decoding_a_model() -> None:
 
 def test_headlines_of_the_readme_are_those_of_the_pages() -> None:
     text = (ROOT / "README.md").read_text()
-    rows = table_rows(text[text.index("## In figures") : text.index("## Install")])
+    rows = table_rows(text[text.index("## Results\n") : text.index("## Install")])
     assert len(rows) >= 5
     for what, *figures in rows:
         (page,) = re.findall(r"\]\(([^)#]+)", what)

@@ -35,7 +35,7 @@ VARIANTS = {
     "rotating": {"shared_slots": 2, "num_reflections": 2, "prior": "learned"},
     "rotating, token steps": {"shared_slots": 4, "num_reflections": 1, "step_rank": 2},
     "oscillating": {"shared_slots": 2, "frequencies": (0.1, 2.0), "prior": "learned"},
-    "oscillating, turned by tokens": {
+    "oscillating, rotated by tokens": {
         "shared_slots": 2,
         "frequencies": (0.5, 0.5),
         "num_reflections": 1,

@@ -1,4 +1,4 @@
-"""The layer whose blocks of slots turn, against the definition of the model it filters."""
+"""The layer whose blocks of slots rotate, against the definition of the model it filters."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def by_definition(layer: KLA, x: Tensor) -> tuple[Tensor, Tensor, KLAState]:
 
 
 @pytest.mark.parametrize(("slots", "reflections"), [(2, 1), (4, 2), (4, 3), (8, 2)])
-def test_is_the_filter_of_a_latent_that_tokens_turn(slots: int, reflections: int) -> None:
+def test_is_the_filter_of_a_latent_that_tokens_rotate(slots: int, reflections: int) -> None:
     layer, x = make(shared_slots=slots, num_reflections=reflections), tokens(2, 70)
     found = layer.read(x, return_variance=True)
     y, y_var, state = by_definition(layer, x)

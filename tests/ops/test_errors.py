@@ -49,7 +49,7 @@ MISTAKES: dict[str, tuple[Callable[[Arguments], Arguments], str]] = {
     "another device": (lambda x: {**x, "q": x["q"].to("meta")}, "q is on meta but v is on cpu"),
     "state of another batch": (
         lambda x: {**x, "state": KLAState(*(s[:1] for s in x["state"]))},
-        r"state.mean is \[1, 3, 5\] but must be \[2, 3, 5\].*one belief per batch row.*expand",
+        r"state.mean is \[1, 3, 5\] but must be \[2, 3, 5\].*one state per batch row.*expand",
     ),
     "state of another dtype": (
         lambda x: {**x, "state": KLAState(*(s.double() for s in x["state"]))},
@@ -97,7 +97,7 @@ MISTAKES: dict[str, tuple[Callable[[Arguments], Arguments], str]] = {
         lambda x: {**x, "a_bar": torch.full((N, D), torch.nan)},
         r"a_bar must lie in \[-1, 1\], got values from nan",
     ),
-    "growing dynamics": (lambda x: {**x, "a_bar": x["a_bar"] * 0 + 1.5}, "lets the belief diverge"),
+    "growing dynamics": (lambda x: {**x, "a_bar": x["a_bar"] * 0 + 1.5}, "lets the state diverge"),
     "negative noise": (
         lambda x: {**x, "p_bar": x["p_bar"] - 1},
         "p_bar must be finite and at least",

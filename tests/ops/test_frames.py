@@ -1,4 +1,4 @@
-"""Keys and queries in the turning frame: every engine against products of dense matrices."""
+"""Keys and queries in the rotating frame: every engine against products of dense matrices."""
 
 import itertools
 

@@ -164,10 +164,10 @@ def check_layers(ranks):
     layer(ranks, 12, 2, kernel=1)
     layer(ranks, 12, 3, prior="stationary", value="project", precision_rank=2)
     layer(ranks, 12, 4, d_state=4, shared_slots=2, prior="stationary")
-    turning = {"d_state": 4, "shared_slots": 2, "num_reflections": 2, "prior": "learned"}
+    rotating = {"d_state": 4, "shared_slots": 2, "num_reflections": 2, "prior": "learned"}
     for T in (0, 1, 5, 70):
-        layer(ranks, T, T, initial_mean=1.0, **turning)
-    layer(ranks, 11, 0, masked=True, initial_mean=1.0, **turning)
+        layer(ranks, T, T, initial_mean=1.0, **rotating)
+    layer(ranks, 11, 0, masked=True, initial_mean=1.0, **rotating)
 
 
 def check_models(ranks):

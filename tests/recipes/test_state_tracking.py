@@ -81,10 +81,10 @@ def test_cells_differ_in_model_group_depth_and_seed_only():
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_only_the_rotating_form_turns(task):
-    turning = {c.labels["model"] for c in cells("cpu") if c.labels["task"] == task
-               and c.run.model.kla is not None and c.run.model.kla.num_reflections}  # fmt: skip
-    assert turning == {"rotating-kla"}
+def test_only_the_rotating_form_rotates(task):
+    rotating = {c.labels["model"] for c in cells("cpu") if c.labels["task"] == task
+                and c.run.model.kla is not None and c.run.model.kla.num_reflections}  # fmt: skip
+    assert rotating == {"rotating-kla"}
 
 
 def test_s5_gets_blocks_that_can_hold_it():

@@ -40,8 +40,8 @@ def smoke(experiment: str, labels: str) -> list:
         ("a5-curriculum", "kla/length4"),
         ("state-tracking", "rotating-kla"),
         ("state-tracking", "mamba/parity"),
-        ("rotation", "shared 4, turning/recall"),
-        ("rotation", "tracking start/selective_copying"),
+        ("rotation", "shared 4, rotating/recall"),
+        ("rotation", "tracking initialisation/selective_copying"),
     ],
 )
 def test_a_cell_trains_and_ends_in_the_table(tmp_path, experiment, labels):

@@ -42,7 +42,7 @@ class AttentionConfig:
             )
         if self.rotary_base is not None and (self.head_dim % 2 or self.rotary_base <= 0.0):
             raise ValueError(
-                f"rotary positions turn pairs of channels by angles of a positive base, but heads "
+                f"rotary positions need pairs of channels and a positive base, but heads "
                 f"have {self.head_dim} channels and rotary_base is {self.rotary_base}. Choose "
                 "another num_heads or rotary_base, or rotary_base=None for no positions."
             )

@@ -1,4 +1,4 @@
-"""``kla bench decode``: time per decoded token against the length of the context."""
+"""``kla bench decode``: time per decoded token over the length of the context."""
 
 import copy
 import functools

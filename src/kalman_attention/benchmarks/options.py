@@ -33,7 +33,7 @@ class LayerOptions:
         batch: sequences.
         width: ``d_model``.
         state: ``d_state`` of KLA and of Mamba.
-        threads: threads of torch; None leaves their number as it is.
+        threads: number of PyTorch threads; None leaves it as it is.
         repeats: maximum number of rounds.
         seconds: approximate time for all rounds of a length.
         mamba_up_to: longest sequence for Mamba of transformers.
@@ -62,7 +62,7 @@ class MixerOptions:
         batch: sequences.
         width: ``d_model``, a multiple of 4 x ``state``.
         state: ``d_state`` of KLA; the other mixers get a state of the same size.
-        threads: threads of torch; None leaves their number as it is.
+        threads: number of PyTorch threads; None leaves it as it is.
         mixers: names of the mixers; None for all whose state size can be matched.
         repeats: maximum number of rounds.
         seconds: approximate time for all rounds of a length.
@@ -96,12 +96,12 @@ class DecodeOptions:
         batch: sequences.
         width: ``d_model``.
         state: ``d_state`` of KLA.
-        threads: threads of torch; None leaves their number as it is.
+        threads: number of PyTorch threads; None leaves it as it is.
         depth: blocks.
         preset: language model, with random weights, whose time is compared with the time that
             reading its weights takes.
         repeats: maximum number of rounds.
-        seconds: approximate time for all rounds of a model and turn.
+        seconds: approximate time for all contexts; the preset takes a quarter of it in addition.
     """
 
     contexts: Sequence[int] = (128, 512, 2048, 4096, 8192, 16_384)

@@ -1,4 +1,4 @@
-"""``kla bench scan``: the engines side by side, forward and backward, over sequence length."""
+"""``kla bench scan``: time of all engines over sequence length, forward and backward."""
 
 import contextlib
 import sys

@@ -56,7 +56,8 @@ def add_seed(parser: Any, text: str) -> None:
 
 def add_threads(parser: Any) -> None:
     """Add ``--threads``."""
-    add_number(parser, "--threads", numbers.workers, "threads of torch (default: torch's)")
+    text = "number of PyTorch threads (default: PyTorch's own)"
+    add_number(parser, "--threads", numbers.workers, text)
 
 
 def add_device(parser: Any) -> None:

@@ -200,11 +200,11 @@ def _belief(signal: Tensor, values: Tensor, mean: Tensor, variance: Tensor) -> C
     seen = [(t, v) for t, v in enumerate(values.tolist()) if not GAP.start <= t < GAP.stop]
     lines = [
         _line("posterior mean", mean),
-        Line("observed tokens", seen, joined=False),
+        Line("observations", seen, joined=False),
         _line("signal", signal),
     ]
     return Chart(
-        caption="Signal, observed tokens, posterior mean, and 95 % interval (shaded).",
+        caption="Signal, observations, posterior mean, and 95 % interval (shaded).",
         panels=[Panel("", lines, [*band])],
         x=Axis("token"),
         y=Axis("value"),

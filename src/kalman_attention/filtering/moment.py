@@ -24,7 +24,7 @@ from kalman_attention._typing import Belief, Dynamics
 
 
 class KLAState(NamedTuple):
-    """A belief about the latent: independent Gaussians, one per slot and channel.
+    """The posterior of the latent: independent Gaussians, one per slot and channel.
 
     Attributes:
         mean: posterior mean mu, ``[..., N, D]``.
@@ -63,7 +63,7 @@ class KLAState(NamedTuple):
         )
 
     def detach(self) -> "KLAState":
-        """The same belief, detached from the autograd graph (for truncated backpropagation)."""
+        """The same state, detached from the autograd graph (for truncated backpropagation)."""
         return KLAState(self.mean.detach(), self.variance.detach())
 
 

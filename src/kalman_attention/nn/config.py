@@ -46,7 +46,7 @@ class KLAConfig:
         process_noise: ``"learned"``, ``"fixed"`` at its initial value, or ``"zero"`` (no noise).
         discretisation: ``"ou"``, the exact one of the Ornstein-Uhlenbeck prior; ``"zoh"``, noise
             held over the step (p_bar = p^2 dt); ``"none"``, discrete dynamics without a step size.
-        prior: initial belief: the ``"unit"`` Gaussian, the ``"stationary"`` distribution of the
+        prior: initial state: the ``"unit"`` Gaussian, the ``"stationary"`` distribution of the
             process, or ``"learned"`` (initialised to the unit Gaussian).
         initial_mean: standard deviation of the initial means of a learned prior.
         diffusion: initial p, which enters squared. The default makes the unit Gaussian the
@@ -61,7 +61,7 @@ class KLAConfig:
         dt_min: smallest initial step size; initial values are log-uniform.
         dt_max: largest initial step size. With a decay rate of 1 the shortest initial memory is
             100 tokens: forgetting is left to the evidence.
-        smooth: read the belief given all tokens, including later ones: an exact bidirectional
+        smooth: read the posterior given all tokens, including later ones: an exact bidirectional
             layer. It takes whole sequences only and cannot be part of a language model.
         readout_norm: divide the read-out by its root mean square over the channels, before skip
             and gate.
@@ -125,9 +125,9 @@ class KLAConfig:
             )
         if self.num_reflections < 0 or (self.num_reflections and self.shared_slots == 1):
             raise ValueError(
-                "num_reflections turn blocks of shared_slots: at least 0, and with shared_slots of "
-                f"2 or more, got {self.num_reflections} and {self.shared_slots}. A single slot "
-                "would change its sign at every token, whatever the token."
+                "num_reflections must be at least 0, and needs blocks of at least 2 shared_slots; "
+                f"got {self.num_reflections} and {self.shared_slots}. A single slot would change "
+                "its sign at every token, whatever the token."
             )
         if self.frequencies is not None and (
             self.shared_slots != 2 or not 0.0 < self.frequencies[0] <= self.frequencies[1]

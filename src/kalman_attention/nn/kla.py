@@ -4,10 +4,10 @@
 
     x -> in_proj -> stream, gate          [B, T, D] each
     u = SiLU(conv(stream))                causal, kernel 4
-    u -> value, precision, key, query     what the token says, and what it asks
+    u -> value, precision, key, query     what it observes, and what it reads
     u -> step                             how much time it takes, if tokens choose (step_rank)
-    u -> reflections                      how it turns the latent (num_reflections)
-    dt -> turns                           how time turns the latent (frequencies)
+    u -> reflections                      how it rotates the latent (num_reflections)
+    dt -> turns                           how time rotates the latent (frequencies)
     y = kla_scan(...)                     posterior mean (and variance) of the read-out
     out_proj((y + skip u) SiLU(gate))     -> [B, T, d_model]
 
@@ -149,8 +149,8 @@ class KLA(Mixer):
             cu_seqlens: document boundaries in one packed row (B = 1), ``[n + 1]`` int.
             dt: time that passes before each token, ``[B, T]``, at least 0, where 1 is the step
                 that the layer takes without it; differences of time stamps, for example.
-            seen: ``[B, T]`` bool, False for tokens that only ask: time passes and the belief is
-                read, but they bring no evidence. All tokens bring evidence without it.
+            seen: ``[B, T]`` bool, False for tokens that only read the state: time passes, but they
+                bring no evidence. None means that all tokens bring evidence.
 
         Returns:
             ``[B, T, d_model]``.

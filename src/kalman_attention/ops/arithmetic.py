@@ -125,7 +125,7 @@ def require_arithmetic(acc_dtype: torch.dtype, compute_dtype: torch.dtype) -> No
     if acc_dtype not in (torch.float32, torch.float64):
         raise ValueError(
             f"acc_dtype is {acc_dtype} but must be torch.float32 or torch.float64: shorter types "
-            "lose the belief within a few tokens. Omit it for the default."
+            "lose the state within a few tokens. Omit it for the default."
         )
     if acc_dtype == torch.float32 and compute_dtype == torch.float64:
         raise ValueError(

@@ -107,7 +107,7 @@ def check_step(
         require_mask(mask, (B,), "[B]")
     if state is None:
         raise ValueError(
-            "kla_step needs the belief before the token. Pass the state of the last ScanOutput, or "
+            "kla_step needs the state before the token. Pass the state of the last ScanOutput, or "
             "KLAState.unit_prior(batch_size, d_state, d_inner) for the first token."
         )
     if dt is not None:
@@ -166,7 +166,7 @@ def _check_common(
     mean_0, variance_0 = state
     for name, x, slots in (("state.mean", mean_0, N), ("state.variance", variance_0, G)):
         require_belief(name, x, (rows, slots, D), packed=cu_seqlens is not None)
-        require_float(name, x, dtype, "a belief is carried over the whole sequence")
+        require_float(name, x, dtype, "the state is carried over the whole sequence")
     others = {
         "q": q, "k": k, "lam_v": lam_v, "a_bar": a_bar, "p_bar": p_bar,
         "state.mean": mean_0, "state.variance": variance_0, "mask": mask, "dt": dt,
@@ -252,9 +252,9 @@ def require_belief(name: str, x: Tensor, expected: tuple[int, int, int], packed:
     if isinstance(x, Tensor) and tuple(x.shape) == expected:
         return
     got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-    rows = "one belief per document" if packed else "one belief per batch row"
+    rows = "one state per document" if packed else "one state per batch row"
     raise ValueError(
-        f"{name} is {got} but must be {list(expected)}: [R, N, D], {rows}. To use one belief for "
+        f"{name} is {got} but must be {list(expected)}: [R, N, D], {rows}. To use one state for "
         "all rows, expand it: KLAState(*(x.expand(R, -1, -1) for x in state))."
     )
 
@@ -331,7 +331,7 @@ def _check_dynamics(a_bar: Tensor, p_bar: Tensor, *, gaps: bool) -> None:
             raise ValueError(
                 f"a_bar must lie in [-1, 1], got values from {a_bar.min():.4g} to "
                 f"{a_bar.max():.4g}. It is the decay per token after discretisation: a larger one "
-                "lets the belief diverge. From rates a > 0: discretise(a, p, dt)."
+                "lets the state diverge. From rates a > 0: discretise(a, p, dt)."
             )
         if not bool((p_bar >= 0.0).all()) or not bool((p_bar < torch.inf).all()):
             raise ValueError(

@@ -133,12 +133,12 @@ class ScanGrads(NamedTuple):
 
 
 class ScanOutput(NamedTuple):
-    """Outputs and the belief after the last token.
+    """Outputs and the state after the last token.
 
     Attributes:
         y: posterior mean of the read-out, sum_n q mu, ``[B, T, D]`` (``[B, D]`` for a step).
         y_var: its posterior variance, sum_n q^2 / lam, or None if not requested.
-        state: belief after each row's last real token, ``[R, N, D]`` twice.
+        state: mean and variance after each row's last real token, ``[R, N, D]`` each.
     """
 
     y: Values

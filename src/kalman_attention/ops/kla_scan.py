@@ -35,10 +35,10 @@ def kla_scan(
     acc_dtype: torch.dtype | None = None,
     engine: str = "auto",
 ) -> ScanOutput:
-    """Kalman linear attention: filter a sequence of tokens and read the belief after each.
+    """Kalman linear attention: filter a sequence of tokens and read the posterior after each.
 
     Exact gradients flow to every floating input, including ``state``, from ``y``, ``y_var`` and the
-    final belief.
+    final state.
 
     Args:
         q: queries, the read-out operators, ``[B, T, N]``.
@@ -51,13 +51,13 @@ def kla_scan(
         p_bar: process-noise variance per token, at least 0, in the shape of a_bar.
         dt: time that passes before each token, at least 0, ``[B, T]`` or ``[B, T, D]``, in units of
             the step that a_bar and p_bar belong to; requires a_bar > 0. None means 1 everywhere.
-        state: initial belief, a mean and a variance ``[B, N, D]`` (a shared variance is
+        state: initial state, a mean and a variance ``[B, N, D]`` (a shared variance is
             ``[B, G, D]``). None means mean 0 and variance 1.
         mask: ``[B, T]`` bool, False for padding: positions without a token, where no time passes.
-            There the belief stays exactly as it was, and y and y_var are set to 0. For missing
+            There the state stays exactly as it was, and y and y_var are set to 0. For missing
             values use ``lam_v`` = 0 instead.
         cu_seqlens: document boundaries in one packed row (B = 1), ``[n + 1]`` int. Each document
-            starts from the prior, or from its row of ``state``; the returned belief is
+            starts from the prior, or from its row of ``state``; the returned state is
             ``[n, N, D]``.
         return_variance: also compute ``y_var``.
         acc_dtype: dtype of the arithmetic. None means float32 (float64 for float64 inputs), and on
@@ -93,7 +93,7 @@ def kla_step(
     return_variance: bool = False,
     engine: str = "auto",
 ) -> ScanOutput:
-    """One token of ``kla_scan``: the same arguments without the T axis, and the belief before it.
+    """One token of ``kla_scan``: the same arguments without the T axis, and the state before it.
 
     Args:
         q: query, ``[B, N]``.
@@ -102,7 +102,7 @@ def kla_step(
         lam_v: its precision, ``[B, D]``.
         a_bar: decay per token, ``[N, D]``.
         p_bar: process-noise variance per token, ``[N, D]``.
-        state: belief before the token, mean and variance ``[B, N, D]``; never modified in place.
+        state: state before the token, mean and variance ``[B, N, D]``; never modified in place.
         dt: time that passes before the token, ``[B]`` or ``[B, D]``; None means 1.
         mask: ``[B]`` bool, False where a row has no token.
         return_variance: also compute ``y_var``.

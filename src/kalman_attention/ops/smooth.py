@@ -45,7 +45,7 @@ def kla_smooth(
     acc_dtype: torch.dtype | None = None,
     engine: str = "auto",
 ) -> ScanOutput:
-    """Read the belief at each token given all tokens, including later ones.
+    """Read the posterior at each token given all tokens, including later ones.
 
     This interpolates a series: ``kla_scan`` conditions on the tokens so far, smoothing on all of
     them, so its variance is never larger. Arguments as for ``kla_scan``; gradients flow to every
@@ -59,7 +59,7 @@ def kla_smooth(
         a_bar: decay per token, ``[N, D]`` or ``[G, D]``.
         p_bar: process-noise variance per token, in the shape of a_bar.
         dt: time that passes before each token, ``[B, T]`` or ``[B, T, D]``; None means 1.
-        state: initial belief.
+        state: initial state.
         mask: ``[B, T]`` bool, False for padding.
         cu_seqlens: document boundaries in one packed row; documents are independent.
         acc_dtype: dtype of the arithmetic.
@@ -69,7 +69,7 @@ def kla_smooth(
             of times.
 
     Returns:
-        ``ScanOutput(y, y_var, state)``, always with y_var; ``state`` is the belief after the last
+        ``ScanOutput(y, y_var, state)``, always with y_var; ``state`` is the state after the last
         token, as from ``kla_scan``.
     """
     inputs = check_scan(q, k, v, lam_v, a_bar, p_bar, state, mask, cu_seqlens, acc_dtype, dt)
@@ -171,7 +171,7 @@ def kla_innovations(
         a_bar: decay per token, ``[N, D]``.
         p_bar: process-noise variance per token, ``[N, D]``.
         dt: time that passes before each token, ``[B, T]`` or ``[B, T, D]``; None means 1.
-        state: initial belief.
+        state: initial state.
         mask: ``[B, T]`` bool, False for padding.
         cu_seqlens: document boundaries in one packed row.
         acc_dtype: dtype of the arithmetic.

@@ -39,17 +39,32 @@ def draw_belief(
     """
     t = range(len(signal))
     band = 1.96 * variance.sqrt()
-    figure, axes = plt.subplots(figsize=(9, 3.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7, 3.3), layout="constrained")
     axes.fill_between(
         t, mean - band, mean + band, color="C0", alpha=0.25, lw=0, label="95 % interval"
     )
     axes.plot(t, signal, color="0.25", lw=1, ls="--", label="signal")
     axes.plot(t, mean, color="C0", lw=2, label="posterior mean")
     seen = observed.nonzero().flatten()
-    axes.plot(seen, values[seen], ".", color="C1", ms=3, label="observed tokens")
-    axes.set(xlabel="token", xlim=(0, len(signal) - 1))
-    axes.legend(ncols=4, loc="upper right", frameon=False, fontsize=9)
-    axes.set_ylim(top=axes.get_ylim()[1] * 1.25)
+    axes.plot(seen, values[seen], ".", color="C1", ms=4, label="observations")
+    gap = (~observed).nonzero().flatten().float()
+    if len(gap):
+        low = axes.get_xaxis_transform()
+        note = axes.text(gap.mean().item(), 0.05, "nothing\nobserved", ha="center", transform=low)
+        note.set(fontsize=13, color="0.35")
+    axes.set_xlabel("token", fontsize=13)
+    axes.set_xlim(0, len(signal) - 1)
+    axes.tick_params(labelsize=12)
+    # Above the axes, and large: on a phone the figure is shown at half its size.
+    figure.legend(
+        ncols=4,
+        loc="outside upper center",
+        frameon=False,
+        fontsize=13,
+        handlelength=1.2,
+        handletextpad=0.5,
+        columnspacing=1.2,
+    )
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

@@ -25,7 +25,7 @@ MODELS = tuple(MAD)
 """Rows of the table; ``kla+`` is KLA trained and decoded by its marginal likelihood."""
 FORMS: dict[str, dict[str, Any]] = {
     "shared 4": {"shared_slots": 4},
-    "shared 4, turning": {"shared_slots": 4, "num_reflections": 2},
+    "shared 4, rotating": {"shared_slots": 4, "num_reflections": 2},
 }
 """Forms of the layer that are not in the paper: one precision per block of four slots, and the same
 with two reflections per token."""

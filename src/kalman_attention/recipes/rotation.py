@@ -3,7 +3,7 @@
 One block on short recall and short selective copying, in the scaffold of ``mad``, with the same
 budget for every form: the paper's layer, precision shared by blocks of four slots, the same with
 two reflections per token, and the initialisation of ``KLAConfig.tracking`` with a convolution. For
-text, ``text-ladder`` has the rungs "shared 4" and "shared 4, turning".
+text, ``text-ladder`` has the rungs "shared 4" and "shared 4, rotating".
 """
 
 import dataclasses
@@ -24,13 +24,13 @@ TASKS = {
 """Short forms of two MAD tasks."""
 RATE = 3e-3  # not tuned: the same for every form
 SEEDS = (0, 1)
-FORMS = ("kla", *mad.FORMS, "tracking start")
+FORMS = ("kla", *mad.FORMS, "tracking initialisation")
 """Rows of the table."""
 
 
 def _layer(form: str, base: KLAConfig) -> KLAConfig:
     """The layer of a form, with the sizes of the paper's layer."""
-    if form != "tracking start":
+    if form != "tracking initialisation":
         return dataclasses.replace(base, **mad.FORMS.get(form, {}))
     sizes = {name: getattr(base, name) for name in ("d_model", "d_state", "conv_kernel")}
     return KLAConfig.tracking(**sizes)

@@ -110,7 +110,7 @@ LADDER: dict[str, Rung] = {
     "unscaled": Rung(depth_scaled_start=False),
     "biases": Rung(options=_BIASES, depth_scaled_start=False),
     "shared 4": _shared(4),
-    "shared 4, turning": _shared(4, num_reflections=2),
+    "shared 4, rotating": _shared(4, num_reflections=2),
     "shared 16": _shared(16),
     "spread, norm": Rung(options=_SPREAD | _NORM),
     "spread, steps": Rung(options=_STEP),

@@ -234,8 +234,8 @@ ROWS = {
     "kla": Row(),
     "kla+": Row(loss="marginal"),
     "kla, prior at full rate": Row(state_space_ratio=1.0),
-    "kla, learned initial belief": Row(layer={"prior": "learned"}),
-    "kla, stationary initial belief": Row(layer={"prior": "stationary"}),
+    "kla, learned initial state": Row(layer={"prior": "learned"}),
+    "kla, stationary initial state": Row(layer={"prior": "stationary"}),
     "gpt": Row(model="gpt"),
     "mamba": Row(model="mamba"),
 }

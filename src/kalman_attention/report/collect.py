@@ -30,6 +30,10 @@ TITLES = {
     "a5-curriculum": "A5 with growing lengths",
     "state-tracking": "State tracking over length",
     "rotation": "Rotating blocks where nothing is tracked",
+    "uncertainty": "Uncertainty on text",
+    "series": "State-space models of series",
+    "physionet": "PhysioNet 2012",
+    "forecasting": "Forecasting (ETTh1)",
 }
 """Headings of experiments; others use their names."""
 

@@ -54,7 +54,7 @@ class ZoologyMQAR(Task):
     train_size: int = 100_000
     test_size: int = 3_000
 
-    scored: ClassVar[str] = "the value of each key, where it is asked for"
+    scored: ClassVar[str] = "the value of each queried key"
     SHORT: ClassVar[dict[str, Any]] = {
         "vocab_size": 16,
         "seq_len": 12,

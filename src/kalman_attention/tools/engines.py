@@ -91,7 +91,7 @@ def run_engines(only: str | None) -> int:
     names = [only] if only else [REFERENCE, *(engine.name for engine in usable)]
     failed, rows = measure_engines(names, device)
     print("\nfloat32 against the float64 reference: max|error| / max|reference|")
-    print("allowed: 1e-5 for y and y_var, 1e-4 for the last belief and every gradient\n")
+    print("allowed: 1e-5 for y and y_var, 1e-4 for the final state and every gradient\n")
     print(render(ERROR_HEADER, rows))
     return 1 if failed else 0
 

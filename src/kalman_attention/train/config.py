@@ -76,7 +76,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(self.betas))
         if (self.max_steps is None) == (self.epochs is None):
-            raise ValueError("pass either max_steps or epochs, to say how long to train.")
+            raise ValueError("pass either max_steps or epochs, which set how long to train.")
         for name, (holds, rule) in self._rules().items():
             if not holds:
                 raise ValueError(f"{name} must be {rule}, got {getattr(self, name)!r}.")

@@ -85,7 +85,7 @@ def _add_sweep(parser: argparse.ArgumentParser, out: str = BENCH) -> None:
         "batch": "sequences, B",
         "channels": "channels, D",
         "slots": "slots, N",
-        "patience": "an engine gives up before a pass takes more than S seconds",
+        "patience": "skip an engine once a pass would take more than S seconds",
     }
     _add_options(parser, SweepOptions, texts)
     _add_out(parser, out)
@@ -153,7 +153,7 @@ def _add_mixers(parser: argparse.ArgumentParser) -> None:
     add_threads(parser)
     text = "mixers to measure (default: all)"
     parser.add_argument("--mixers", nargs="+", metavar="MIXER", help=text)
-    text = "a mixer gives up before a call takes more than S seconds"
+    text = "skip a mixer once a call would take more than S seconds"
     _add_options(parser, MixerOptions, {**_rounds("length"), "patience": text})
     rivals = parser.add_argument_group("public implementations on CPU, where installed")
     rivals.add_argument(
@@ -186,7 +186,9 @@ def _add_decode(parser: argparse.ArgumentParser) -> None:
     _add_options(parser, DecodeOptions, {"depth": "blocks"})
     text = "language model with random weights, compared with the time to read its weights"
     parser.add_argument("--preset", default=DecodeOptions.preset, metavar="NAME", help=text)
-    _add_options(parser, DecodeOptions, _rounds("model and turn"))
+    seconds = "approximate time for all contexts; the preset takes a quarter of it in addition"
+    texts = {**_rounds("context"), "seconds": seconds}
+    _add_options(parser, DecodeOptions, texts)
     parser.add_argument("--no-plot", action="store_true", help="draw no figure")
     _add_out(parser)
 
@@ -211,7 +213,7 @@ def _run_roofline(args: argparse.Namespace) -> int:
 
 SUBJECTS = {
     "scan": Subject(
-        "the engines side by side, forward and backward, over sequence length", _add_scan, _run_scan
+        "time of all engines over sequence length, forward and backward", _add_scan, _run_scan
     ),
     "layer": Subject(
         "the layer against its own matrix products, attention and Mamba", _add_layer, _run_layer
@@ -222,7 +224,7 @@ SUBJECTS = {
         _run_mixers,
     ),
     "decode": Subject(
-        "time per decoded token against the length of the context", _add_decode, _run_decode
+        "time per decoded token over the length of the context", _add_decode, _run_decode
     ),
     "gpu": Subject(
         "report on a GPU: accuracy, the paper's scaling figures, resources", _add_gpu, _run_gpu

@@ -1,4 +1,4 @@
-"""``kla check``: which engines work here, which one ``auto`` picks, and whether they are right."""
+"""``kla check``: which engines work here, which one ``auto`` picks, and how accurate they are."""
 
 import argparse
 

@@ -39,7 +39,7 @@ _NUMBERS = {
     "eval_tokens": (numbers.positive_int, "maximum number of validation tokens per evaluation"),
     "log_every": (numbers.positive_int, "updates between lines of metrics.jsonl"),
     "save_seconds": (numbers.positive_float, "seconds between checkpoints"),
-    "threads": (numbers.workers, "threads of torch"),
+    "threads": (numbers.workers, "number of PyTorch threads"),
     "seed": (numbers.seed, "random seed of the initial weights and the samples"),
 }
 _CHOICES = {
