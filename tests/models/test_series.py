@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from kalman_attention.models.series import SeriesConfig, SeriesModel
+from kalman_attention.models.series import SeriesConfig, SeriesModel, _hats, _summaries
 
 CHANNELS, LENGTH = 3, 9
 
@@ -15,7 +15,7 @@ def make(seed: int = 0, **options: object) -> SeriesModel:
     given = {"channels": CHANNELS, "outputs": 2, "d_model": 8, "kla": {"d_state": 4}, **options}
     model = SeriesModel(SeriesConfig(**given))  # type: ignore[arg-type]
     for name, parameter in model.named_parameters():
-        if "mean_0" in name:
+        if "mean_0" in name or "summaries" in name:  # zero at first
             torch.nn.init.normal_(parameter)
     return model.double().eval()
 
@@ -46,7 +46,9 @@ VARIANTS = {
     "channel filters": {"channel_memories": 2},
     "channel smoothers": {"channel_memories": 2, "kla": {"d_state": 4, "smooth": True}},
     "classes": {"head": "classes", "channel_memories": 1},
+    "summaries": {"head": "classes", "channel_memories": 1, "summary_knots": 3},
 }
+CLASSES = ("classes", "summaries")
 
 
 @pytest.mark.parametrize("options", [*VARIANTS.values(), {"mixer": "gru"}, {"use_time": False}])
@@ -59,7 +61,7 @@ def test_what_was_not_observed_is_not_read(options):
     assert not torch.equal(model(values + 1.0, observed, times).mean, expected)
 
 
-@pytest.mark.parametrize("options", [VARIANTS[name] for name in VARIANTS if name != "classes"])
+@pytest.mark.parametrize("options", [VARIANTS[name] for name in VARIANTS if name not in CLASSES])
 def test_an_instant_without_observations_changes_nothing(options):
     model, given = make(**options), series()
     expected, place = model(*given), 4
@@ -128,6 +130,50 @@ def test_the_variance_grows_while_nothing_is_seen():
     assert (variance[:, 5:] > variance[:, 4:-1]).all()
 
 
+def test_summaries_by_hand():
+    values = torch.tensor([[[2.0, torch.nan], [4.0, 0.0], [9.0, 0.0]]])
+    observed = torch.tensor([[[True, False], [True, False], [False, False]]])
+    count, found = _summaries(values, observed)
+    assert count.tolist() == [[2.0, 0.0]]
+    assert found[0, :, 0].tolist() == [3.0, 4.0, 2.0, 3.0 * 1.0 - 2.0]  # mean, high, low, spread
+
+
+def test_hats_interpolate_between_knots():
+    x = torch.linspace(-3.0, 3.0, 61, dtype=torch.float64)
+    weights = _hats(x, 5)
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(x))
+    knots = torch.linspace(-2.0, 2.0, 5, dtype=torch.float64)
+    torch.testing.assert_close(weights @ knots, x.clamp(-2.0, 2.0))
+    assert ((weights > 0).sum(-1) <= 2).all()
+
+
+def test_summaries_are_a_second_path():
+    model, given = make(**VARIANTS["summaries"]), series()
+    found = model(*given)
+    torch.testing.assert_close(found.mean, found.paths.mean(0))
+    with torch.no_grad():
+        model.head.weight.zero_()
+    other = model(*given)
+    assert not torch.allclose(other.paths[0], found.paths[0])
+    assert torch.equal(other.paths[1], found.paths[1])
+    assert make(head="classes")(*given).paths is None
+
+
+def test_a_channel_that_was_never_observed_only_says_so():
+    model, (values, observed, times) = make(**VARIANTS["summaries"]), series()
+    weight = model.summaries.head.weight.view(2, -1, CHANNELS, 3)
+    none = observed.clone()
+    none[..., 1] = False
+    expected = model(values, none, times).paths[1]
+    with torch.no_grad():
+        weight[:, :4, 1] += 1.0  # mean, extremes and spread
+    assert torch.equal(model(values, none, times).paths[1], expected)
+    assert not torch.equal(model(values, observed, times).paths[1], expected)
+    with torch.no_grad():
+        weight[:, 4, 1] += 1.0  # number
+    assert not torch.equal(model(values, none, times).paths[1], expected)
+
+
 def test_images_are_observed_as_a_whole():
     model = make(channels=16, images=True).float()
     images = torch.randint(0, 256, (2, 4, 16, 16), dtype=torch.uint8)
@@ -176,6 +222,8 @@ def test_options_survive_json_and_weights_a_disk(tmp_path):
         ({"head": "mean"}, "head must be"),
         ({"dropout": 1.0}, "dropout in"),
         ({"images": True, "channels": 12}, "multiple of 8"),
+        ({"summary_knots": 3}, "summary_knots must be 0, or at least 2 for classes"),
+        ({"summary_knots": 1, "head": "classes"}, "summary_knots must be 0, or at least 2"),
         ({"kla": {"d_state": 5}}, "shared_slots must divide"),
         ({"kla": {"slots": 5}}, "slots"),
     ],

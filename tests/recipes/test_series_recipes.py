@@ -11,6 +11,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("torchmetrics")
 
 from kalman_attention.cli.main import main
+from kalman_attention.data.measurements import Stays
 from kalman_attention.models.series import SeriesConfig, SeriesModel
 from kalman_attention.recipes import forecasting, pendulum, physionet
 from kalman_attention.recipes.series_run import Series, over_seeds, series_loss, series_scores
@@ -78,6 +79,52 @@ def test_splits_of_stays_do_not_overlap_and_are_scaled_by_the_training_set(tmp_p
     assert seen.mean().abs() < 1e-4
     assert seen.std() == pytest.approx(1.0, abs=0.01)
     physionet.stay_splits.cache_clear()
+
+
+def test_ranks_become_normal_quantiles_whatever_the_unit(tmp_path):
+    data = write_stays(tmp_path, 50)
+    train = physionet.stay_splits(str(data), 1, None, "ranks").train
+    plain = physionet.stay_splits(str(data), 1, None).train
+    seen = train.observed[..., 19]
+    found, before = train.values[seen][:, 19], plain.values[seen][:, 19]
+    order = before.argsort()
+    assert (found[order].diff() >= 0).all()
+    assert found.median().abs() < 0.05
+    assert found.std() == pytest.approx(1.0, abs=0.01)
+    physionet.stay_splits.cache_clear()
+
+
+def test_ranks_do_not_depend_on_other_stays():
+    values = torch.tensor([[[3.0]], [[1.0]], [[1.0]], [[2.0]], [[100.0]]])
+    observed = torch.ones_like(values, dtype=torch.bool)
+    times = torch.zeros(5, 1)
+    stays = Stays(values, observed, times, times == 0, torch.zeros(5))
+    found = physionet._normal_scores(stays, [0, 1, 2]).flatten()
+    quantiles = torch.special.ndtri(torch.tensor([1 / 3, 5 / 6]))  # middles of the ranks
+    low, high = quantiles.tolist()
+    expected = [high, low, low, (low + high) / 2, high]
+    torch.testing.assert_close(found, torch.tensor(expected))
+
+
+def test_paths_are_trained_separately():
+    options = {"head": "classes", "summary_knots": 3, "d_model": 4, "kla": {"d_state": 2}}
+    model = SeriesModel(SeriesConfig(channels=2, outputs=2, **options))
+    values, times = torch.randn(6, 5, 2), torch.arange(5.0).expand(6, 5)
+    mask = torch.ones(6, 5, dtype=torch.bool)
+    targets = torch.tensor([0, 1, 0, 0, 1, 1])
+    given = Series(values, torch.ones(6, 5, 2).bool(), times, mask, targets, targets == targets)
+
+    def gradient():
+        model.zero_grad()
+        series_loss(model, given, torch.Generator()).backward()
+        return model.summaries.head.weight.grad.clone()
+
+    before = gradient()
+    torch.nn.init.normal_(model.head.weight)
+    assert torch.equal(gradient(), before)
+    paths = model(*given[:4]).paths
+    expected = sum(torch.nn.functional.cross_entropy(path, targets) for path in paths) / 2
+    torch.testing.assert_close(series_loss(model, given, torch.Generator()), expected)
 
 
 def test_hidden_measurements_are_asked_for_and_not_seen(tmp_path):

@@ -7,6 +7,7 @@
     gaps between times -> dt of every layer                 time enters the model only here
     (norm, KLA, residual; norm, MLP, residual) per layer    filtering, or smoothing
     hidden (and the posterior variance of the last layer) -> head
+    summaries of values and filters -> additive model       for classes, on request
 
 Some of this is exact and some is learned. A channel that was not observed is never read, and no
 placeholder is put in its place. An instant without any observation has evidence of precision 0 in
@@ -68,6 +69,9 @@ class SeriesConfig:
         dropout: dropout rate of the outputs of layers and MLPs, of the hidden units of the tokens,
             and of the input of a classification head.
         variance_floor: smallest predicted variance.
+        summary_knots: for classes, adds an additive model of summaries of each channel to the
+            logits (``ChannelSummaries``), with this many knots per summary; 0 for none. Values
+            should have mean 0 and standard deviation 1.
     """
 
     channels: int
@@ -86,6 +90,7 @@ class SeriesConfig:
     mlp_width: int | None = None
     dropout: float = 0.0
     variance_floor: float = 1e-4
+    summary_knots: int = 0
 
     def __post_init__(self) -> None:
         for name in ("channels", "outputs", "d_model", "num_layers", "mlp_width"):
@@ -105,6 +110,12 @@ class SeriesConfig:
             raise ValueError(
                 "channel_memories must be at least 0, and 0 for images; got "
                 f"{self.channel_memories} with images={self.images}."
+            )
+        knots, apply = self.summary_knots, self.head == "classes" and not self.images
+        if knots and (knots < 2 or not apply):
+            raise ValueError(
+                "summary_knots must be 0, or at least 2 for classes and without images; got "
+                f"{knots} with head={self.head!r} and images={self.images}."
             )
         if self.images and self.channels % 8:
             raise ValueError(
@@ -161,11 +172,14 @@ class SeriesOutput(NamedTuple):
         mean: predicted mean at every instant, ``[B, T, outputs]``, or logits, ``[B, outputs]``.
         variance: of the same shape; None for logits.
         hidden: the residual stream that the head reads, ``[B, T, d_model]``.
+        paths: with ``summary_knots``, the logits of the layers and those of the summaries, whose
+            mean is ``mean``, ``[2, B, outputs]``; None otherwise.
     """
 
     mean: Tensor
     variance: Tensor | None
     hidden: Tensor
+    paths: Tensor | None = None
 
 
 class SeriesModel(nn.Module):
@@ -187,6 +201,7 @@ class SeriesModel(nn.Module):
         self.tells_variance = config.tell_variance and config.mixer == "kla"
         width = config.d_model + (config.layer.width if self.tells_variance else 0)
         self.head = nn.Linear(width * (1 + (config.head == "classes")), self._answers)
+        self.summaries = ChannelSummaries(config) if config.summary_knots else None
 
     def forward(
         self,
@@ -212,15 +227,18 @@ class SeriesModel(nn.Module):
         if mask is not None:
             seen = seen & mask
         gaps, since = self._gaps(times, seen, mask)
-        x = self.encoder(values, observed, gaps, mask)
+        x, filtered = self.encoder(values, observed, gaps, mask)
         if self.gap_proj is not None:
             x = x + self.gap_proj(since.log1p().unsqueeze(-1).to(x.dtype))
         variance = None
         for i, block in enumerate(self.blocks, 1):
             wanted = self.tells_variance and i == self.config.num_layers
             x, variance = block(x, gaps, seen, mask, return_variance=wanted)
-        hidden = self.norm(x)
-        return self._answer(hidden, variance, mask)
+        found = self._answer(self.norm(x), variance, mask)
+        if self.summaries is None:
+            return found
+        paths = torch.stack([found.mean, self.summaries(values, observed, filtered, mask)])
+        return found._replace(mean=paths.mean(0), paths=paths)
 
     @property
     def _answers(self) -> int:
@@ -345,16 +363,16 @@ class ChannelEncoder(nn.Module):
 
     def forward(
         self, values: Tensor, observed: Mask, dt: Tensor, mask: Mask | None = None
-    ) -> Tensor:
-        """Encode ``[B, T, channels]`` as ``[B, T, d_model]``; unobserved values are not read."""
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Encode ``[B, T, channels]`` as ``[B, T, d_model]``; unobserved values are not read.
+
+        The output of the filters is returned as well: means and log variances, or nothing.
+        """
         known = values.where(observed, values.new_zeros(()))
-        parts = [known, observed.to(known.dtype)]
-        if self.memory is not None:
-            parts += self.memory(known, observed, dt, mask)
-        x = torch.cat(parts, -1)
+        filtered = () if self.memory is None else self.memory(known, observed, dt, mask)
+        x = torch.cat([known, observed.to(known.dtype), *filtered], -1)
         h = self.dropout(nn.functional.silu(self.in_proj(x)))
-        token: Tensor = self.skip(x) + self.out_proj(h)
-        return token
+        return self.skip(x) + self.out_proj(h), filtered
 
 
 class ChannelFilter(KeepsFloat32):
@@ -437,13 +455,84 @@ class ImageEncoder(nn.Module):
 
     def forward(
         self, images: Tensor, observed: Mask, dt: Tensor, mask: Mask | None = None
-    ) -> Tensor:
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Encode ``[B, T, size, size]`` as ``[B, T, d_model]``; unobserved images are not read."""
         dtype = next(self.parameters()).dtype
         x = images.to(dtype) / 255.0 if images.dtype == torch.uint8 else images.to(dtype)
         x = x.where(observed[..., None, None], x.new_zeros(())).flatten(0, 1).unsqueeze(1)
         tokens = torch.cat([self.net(part) for part in torch.split(x, _IMAGES)])
-        return torch.unflatten(tokens, 0, images.shape[:2])
+        return torch.unflatten(tokens, 0, images.shape[:2]), ()
+
+
+class ChannelSummaries(nn.Module):
+    """Logits from summaries of each channel: an additive model, beside the layers.
+
+    The summaries of a channel are the mean, highest, lowest and standard deviation of its observed
+    values, their number, and, for each of its filters, the mean over time, the last mean and the
+    last variance. Each contributes a piecewise linear function, learned as its values at the
+    knots. A layer mixes all channels into a few numbers, which loses what simple summaries say
+    about a series; with few series to learn from, the mean of both is better than either.
+
+    Args:
+        config: options of the model.
+    """
+
+    def __init__(self, config: SeriesConfig) -> None:
+        super().__init__()
+        self.knots = config.summary_knots
+        width = config.channels * (5 + 3 * config.channel_memories) * self.knots
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(width, config.outputs)
+        nn.init.zeros_(self.head.weight)  # most summaries say nothing about the class
+
+    def forward(
+        self,
+        values: Tensor,
+        observed: Mask,
+        filtered: tuple[Tensor, ...],
+        mask: Mask | None = None,
+    ) -> Tensor:
+        """Logits, ``[B, outputs]``; a channel that was never observed only says so.
+
+        Args:
+            values: ``[B, T, channels]``.
+            observed: which of them were observed.
+            filtered: output of the channel filters: means and log variances, or nothing.
+            mask: ``[B, T]`` bool, False for padding.
+        """
+        if mask is not None:
+            observed = observed & mask.unsqueeze(-1)
+        count, found = _summaries(values, observed)
+        parts = [_hats(found, self.knots) * (count > 0)[:, None, :, None]]
+        # The logarithms are moved to the range of the knots.
+        parts.append(_hats(count.log1p() - 2.0, self.knots))
+        if filtered:
+            means, log_vars = filtered
+            pooled = _pooled(means, mask)
+            last = _pooled(log_vars, mask)[:, means.shape[-1] :]
+            parts += [_hats(pooled, self.knots), _hats(1.33 * last + 2.0, self.knots)]
+        x = torch.cat([part.flatten(1) for part in parts], -1)
+        return self.head(self.dropout(x))  # type: ignore[no-any-return]
+
+
+def _summaries(values: Tensor, observed: Mask) -> tuple[Tensor, Tensor]:
+    """Number of the observed values ``[B, C]``; mean, extremes, deviation, ``[B, 4, C]``."""
+    known = values.where(observed, values.new_zeros(()))
+    count = observed.sum(1).to(known.dtype)
+    some = count.clamp_min(1.0)
+    mean = known.sum(1) / some
+    spread = ((known - mean.unsqueeze(1)) * observed).square().sum(1) / some
+    high = known.masked_fill(~observed, -torch.inf).amax(1)
+    low = known.masked_fill(~observed, torch.inf).amin(1)
+    # 0 to 4/3 standard deviations become -2 to 2, the range of the knots.
+    return count, torch.stack([mean, high, low, 3.0 * spread.clamp_min(1e-12).sqrt() - 2.0], 1)
+
+
+def _hats(x: Tensor, knots: int) -> Tensor:
+    """Weights of linear interpolation between equally spaced knots on [-2, 2], ``[..., knots]``."""
+    place = (x.clamp(-2.0, 2.0) + 2.0) * ((knots - 1) / 4.0)
+    apart = place.unsqueeze(-1) - torch.arange(knots, dtype=x.dtype, device=x.device)
+    return (1.0 - apart.abs()).clamp_min(0.0)
 
 
 def _pooled(z: Tensor, mask: Mask | None) -> Tensor:

@@ -2,8 +2,9 @@
 
 Mortality: predict who dies in hospital, from 48 hours of measurements. Splits as in mTAN: 80 % and
 20 % by scikit-learn with seed 42, and 20 % of the former for validation with seed 11. mTAN orders
-stays by a directory listing, this experiment by record number, so the test sets differ. The
-sequence models are compared with boosted trees on summaries of each channel.
+stays by a directory listing, this experiment by record number, so the test sets differ. Every model
+is the mean of two paths, a layer over time and an additive model of summaries of each channel. The
+models are compared with boosted trees on such summaries.
 
 Interpolation: half of the measurements are hidden and predicted.
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -36,7 +38,9 @@ from kalman_attention.recipes.series_run import (
 from kalman_attention.train.config import TrainConfig
 
 Task = Literal["mortality", "interpolation"]
+Scaling = Literal["standard", "ranks"]
 BATCH = 50
+_DEFINING = ("task", "left_out", "minutes", "scaling", "stays")
 TOLD_ONCE = 4
 """Age, gender, height and type of unit: recorded on admission, and not predicted."""
 
@@ -48,6 +52,7 @@ MORTALITY = SeriesConfig(
     channel_memories=2,
     tell_variance=False,
     dropout=0.3,
+    summary_knots=4,
 )
 INTERPOLATION = SeriesConfig(
     channels=len(CHANNELS),
@@ -66,6 +71,8 @@ def _models(base: SeriesConfig) -> dict[str, SeriesConfig]:
     }
 
 
+SCALING: dict[Task, Scaling] = {"mortality": "ranks", "interpolation": "standard"}
+"""How channels are scaled."""
 MODELS: dict[Task, dict[str, SeriesConfig]] = {
     "mortality": _models(MORTALITY),
     "interpolation": _models(INTERPOLATION),
@@ -86,6 +93,7 @@ class StaysRun:
             is as valid an example.
         minutes: times are rounded to multiples of this.
         stays: number of stays to use; None for all.
+        scaling: ``"standard"``, or ``"ranks"``, see ``stay_splits``.
         data: folder with the files; its path is not part of the configuration.
     """
 
@@ -94,6 +102,7 @@ class StaysRun:
     training: TrainConfig
     left_out: float = 0.4
     minutes: int = 30
+    scaling: Scaling = "standard"
     stays: int | None = None
     data: str = field(default="", metadata={"place": True})
 
@@ -106,7 +115,7 @@ class StaysRun:
 
     def execute(self, folder: Path, *, show: bool) -> dict[str, Any]:
         """Train, or resume training; see ``cell.Run``."""
-        splits = stay_splits(self.data, self.minutes, self.stays)
+        splits = stay_splits(self.data, self.minutes, self.stays, self.scaling)
         if self.task == "interpolation":
             splits = Splits(_complete(splits[0]), *(_hidden(part) for part in splits[1:]))
         return train_series(
@@ -116,7 +125,7 @@ class StaysRun:
             folder,
             batch_size=BATCH,
             loss=interpolation_loss if self.task == "interpolation" else self.thinned_loss,
-            about={name: getattr(self, name) for name in ("task", "left_out", "minutes", "stays")},
+            about={name: getattr(self, name) for name in _DEFINING},
             show=show,
         )
 
@@ -184,14 +193,19 @@ def _end(values: Tensor, seen: Tensor) -> Tensor:
     return values.gather(1, first).squeeze(1)
 
 
-@functools.lru_cache(maxsize=1)  # shared by the cells of a process
-def stay_splits(data: str, minutes: int, count: int | None) -> Splits:
+@functools.lru_cache(maxsize=2)  # shared by the cells of a process
+def stay_splits(
+    data: str, minutes: int, count: int | None, scaling: Scaling = "standard"
+) -> Splits:
     """Stays for training, validation and test, with channels scaled by the training set.
 
     Args:
         data: folder with the files.
         minutes: times are rounded to multiples of this.
         count: number of stays to use; None for all.
+        scaling: ``"standard"`` subtracts the mean and divides by the standard deviation, after
+            which values are clipped at 5; ``"ranks"`` maps values to the quantiles of the normal
+            distribution, so that neither skewed channels nor typing errors stand out.
     """
     if not data:
         raise ValueError(
@@ -202,8 +216,26 @@ def stay_splits(data: str, minutes: int, count: int | None) -> Splits:
     rows = list(range(len(stays.died)))[:count]
     train, test = split(rows, train_size=0.8, random_state=42, shuffle=True)
     train, validation = split(train, train_size=0.8, random_state=11, shuffle=True)
+    if scaling == "ranks":
+        stays = stays._replace(values=_normal_scores(stays, train))
     centre, scale = _scaling(Stays(*(x[train] for x in stays)))
     return Splits(*(_series(stays, part, centre, scale) for part in (train, validation, test)))
+
+
+def _normal_scores(stays: Stays, rows: Sequence[int]) -> Tensor:
+    """Values as quantiles of the normal distribution, by their ranks among those of some stays.
+
+    Equal values share the middle of their ranks; values in between are interpolated.
+    """
+    values, found = stays.values.numpy(), np.zeros(stays.values.shape, np.float32)
+    for channel in range(values.shape[-1]):
+        known = stays.values[rows, :, channel][stays.observed[rows, :, channel]]
+        if len(known):
+            distinct, count = np.unique(known.numpy(), return_counts=True)
+            middle = (count.cumsum() - 0.5 * count) / len(known)
+            scores = torch.special.ndtri(torch.from_numpy(middle)).numpy()
+            found[..., channel] = np.interp(values[..., channel], distinct, scores)
+    return torch.from_numpy(found) * stays.observed
 
 
 def _scaling(stays: Stays) -> tuple[Tensor, Tensor]:
@@ -284,7 +316,7 @@ SCALES: dict[Scale, StaysScale] = {
 
 
 def training(task: Task, epochs: int, seed: int) -> TrainConfig:
-    """Training options of a task, chosen on the validation set with a different seed."""
+    """Training options of a task, chosen without the test set."""
     classes = task == "mortality"
     return TrainConfig(
         epochs=epochs,
@@ -312,8 +344,8 @@ def cells(scale: Scale) -> list[Cell]:
         for name, model in models.items():
             for seed in setting.seeds[task]:
                 how = training(task, setting.epochs[task], seed)
-                run = StaysRun(task=task, model=model, training=how, **setting.run)
-                add(task, name, seed, run)
+                options = {"scaling": SCALING[task], **setting.run}
+                add(task, name, seed, StaysRun(task=task, model=model, training=how, **options))
     for seed in setting.seeds["mortality"]:
         add("mortality", "boosted trees", seed, TreesRun(seed=seed, **setting.run))
     return found

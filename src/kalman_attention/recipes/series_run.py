@@ -55,11 +55,16 @@ class Splits(NamedTuple):
 
 
 def series_loss(model: nn.Module, batch: Any, generator: torch.Generator) -> Tensor:
-    """Negative log-likelihood of the targets: Gaussian without its constant, or of classes."""
+    """Negative log-likelihood of the targets: Gaussian without its constant, or of classes.
+
+    Paths to the logits are trained to predict by themselves: trained on their mean, the path that
+    learns faster leaves nothing to the other.
+    """
     given = Series(*batch).cut()
     found: SeriesOutput = model(*given[:4])
     if found.variance is None:
-        return nn.functional.cross_entropy(found.mean, given.targets)
+        paths = found.mean.unsqueeze(0) if found.paths is None else found.paths
+        return nn.functional.cross_entropy(paths.flatten(0, 1), given.targets.repeat(len(paths)))
     mean, variance, targets = _asked(given, found.mean, found.variance, given.targets)
     return nn.functional.gaussian_nll_loss(mean, targets, variance)
 
