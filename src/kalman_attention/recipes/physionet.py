@@ -302,7 +302,7 @@ SCALES: dict[Scale, StaysScale] = {
     "cpu": StaysScale(
         run={},
         epochs={"mortality": 8, "interpolation": 24},
-        seeds={"mortality": tuple(range(5)), "interpolation": (0,)},
+        seeds={"mortality": tuple(range(5)), "interpolation": (0, 1, 2)},
         changes=(_FULL, _ROUNDED),
     ),
     "paper": StaysScale(
