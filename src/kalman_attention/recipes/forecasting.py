@@ -238,7 +238,10 @@ SCALES: dict[Scale, ForecastScale] = {
         changes=("a few short windows, one epoch: only shows that it runs",),
     ),
     "cpu": ForecastScale(
-        setting=Setting(), epochs=20, seeds=(0,), changes=(_FULL, "training windows 8 hours apart")
+        setting=Setting(),
+        epochs=20,
+        seeds=(0, 1),
+        changes=(_FULL, "training windows 8 hours apart"),
     ),
     "paper": ForecastScale(
         setting=Setting(stride=1),
