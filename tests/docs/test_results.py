@@ -34,6 +34,7 @@ MEASURED = (
     "ou-depth",
     "mqar",
     "a5",
+    "a5-curriculum",
     "uncertainty",
 )
 

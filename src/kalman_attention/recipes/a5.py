@@ -33,6 +33,7 @@ class A5Scale:
         lengths: numbers of elements to multiply.
         depths: numbers of blocks.
         some_depths: depths to try at a length, if not all of them.
+        some_seeds: random seeds at a length, if not all of them.
         d_model: width of all models.
         max_steps: maximum number of updates.
         batch_size: sequences per update.
@@ -53,6 +54,7 @@ class A5Scale:
     lengths: tuple[int, ...]
     depths: tuple[int, ...] = (1, 2, 3, 4)
     some_depths: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    some_seeds: dict[int, tuple[int, ...]] = field(default_factory=dict)
     d_model: int = 1024
     max_steps: int
     batch_size: int = 512
@@ -71,6 +73,10 @@ class A5Scale:
     def depths_at(self, length: int) -> tuple[int, ...]:
         """The numbers of blocks to try at a length."""
         return self.some_depths.get(length, self.depths)
+
+    def seeds_at(self, length: int) -> tuple[int, ...]:
+        """The random seeds of the runs at a length."""
+        return self.some_seeds.get(length, self.seeds)
 
 
 SCALES: dict[Scale, A5Scale] = {
@@ -133,14 +139,15 @@ CURRICULUM: dict[Scale, A5Scale] = {
         # Whether a run leaves the plateau of products of two depends on the seed. At width 64 most
         # runs never do: with two blocks, one of four seeds did for KLA and two for Mamba.
         seeds=(0, 1, 2),
+        some_seeds={12: (0, 1)},  # no model solves it with either, and a run takes longest there
         warmup_steps=500,
         changes=(
             "width 128 for all instead of 1,024 for KLA and 512 to 698 for the others",
             "lengths grow from 4, by one whenever the loss of a batch is below 0.3",
             "at most 5,000 updates of 128 fresh sequences (512 learned no more per update), at a "
             "rate that rises to 3e-3 in 500 and falls to 0 by a cosine, ending at 95 %",
-            "three seeds instead of five; a length is tried only with the numbers of blocks that "
-            "shorter lengths leave open",
+            "three seeds instead of five, two at length 12; a length is tried only with the "
+            "numbers of blocks that shorter lengths leave open",
         ),
     ),
     "paper": replace(
@@ -165,7 +172,7 @@ def cells(scale: Scale, name: str = "a5") -> list[Cell]:
     setting = _SUITES[name][scale]
     found = []
     for seed in setting.seeds:
-        for length in setting.lengths:
+        for length in (k for k in setting.lengths if seed in setting.seeds_at(k)):
             for depth in setting.depths_at(length):
                 for model in MODELS:
                     labels = {
