@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shlex
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
@@ -21,6 +22,7 @@ from kalman_attention.parallel.shared_loss import LossFunction, Objective, Share
 
 Kind = Literal["ddp", "fsdp"]
 _ALONE = RankGroup(0, 1)
+_RELEASE_SECONDS = 0.1  # a thread needs microseconds, but may have to wait for a core
 
 
 class Parallel:
@@ -73,6 +75,9 @@ class Parallel:
     ) -> None:
         if self.everyone.size > 1 or self.kind is not None:
             dist.destroy_process_group()
+            # DDP keeps the threads of Gloo alive after that (torch 2.13). One that still releases
+            # the tensors of the last exchange when the interpreter shuts down aborts the process.
+            time.sleep(_RELEASE_SECONDS)
 
     @property
     def main(self) -> bool:
