@@ -40,8 +40,8 @@ if _TYPE_CHECKING:
     from kalman_attention.models.mixers import register_mixer as register_mixer
     from kalman_attention.models.output import ModelOutput as ModelOutput
     from kalman_attention.models.presets import preset as preset
-    from kalman_attention.models.series import SeriesConfig as SeriesConfig
     from kalman_attention.models.series import SeriesModel as SeriesModel
+    from kalman_attention.models.series_config import SeriesConfig as SeriesConfig
     from kalman_attention.models.storage import load_model as load_model
     from kalman_attention.models.storage import load_series_model as load_series_model
     from kalman_attention.models.storage import save_model as save_model
@@ -94,8 +94,8 @@ _HOMES = {
     "register_mixer": "models.mixers",
     "ModelOutput": "models.output",
     "preset": "models.presets",
-    "SeriesConfig": "models.series",
     "SeriesModel": "models.series",
+    "SeriesConfig": "models.series_config",
     "load_model": "models.storage",
     "load_series_model": "models.storage",
     "save_model": "models.storage",

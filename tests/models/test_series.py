@@ -5,7 +5,9 @@ import json
 import pytest
 import torch
 
-from kalman_attention.models.series import SeriesConfig, SeriesModel, _hats, _summaries
+from kalman_attention.models.series import SeriesModel
+from kalman_attention.models.series_config import SeriesConfig
+from kalman_attention.models.series_inputs import _hats, _summaries
 
 CHANNELS, LENGTH = 3, 9
 

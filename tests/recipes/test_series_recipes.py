@@ -12,7 +12,8 @@ pytest.importorskip("torchmetrics")
 
 from kalman_attention.cli.main import main
 from kalman_attention.data.measurements import Stays
-from kalman_attention.models.series import SeriesConfig, SeriesModel
+from kalman_attention.models.series import SeriesModel
+from kalman_attention.models.series_config import SeriesConfig
 from kalman_attention.recipes import forecasting, pendulum, physionet
 from kalman_attention.recipes.series_run import Series, over_seeds, series_loss, series_scores
 from tests.data.stays import write_stays, write_table

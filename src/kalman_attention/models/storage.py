@@ -20,7 +20,8 @@ from kalman_attention.models.checksums import (
 )
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.language_model import LanguageModel
-from kalman_attention.models.series import SeriesConfig, SeriesModel
+from kalman_attention.models.series import SeriesModel
+from kalman_attention.models.series_config import SeriesConfig
 from kalman_attention.models.weights import (
     WEIGHTS,
     Header,

@@ -21,7 +21,7 @@ from torch import Tensor
 from kalman_attention._tables import Table
 from kalman_attention.data.measurements import read_table
 from kalman_attention.evaluation.series import gaussian_scores
-from kalman_attention.models.series import SeriesConfig
+from kalman_attention.models.series_config import SeriesConfig
 from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, notes
 from kalman_attention.recipes.series_run import Series, Splits, over_seeds, train_series

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kalman_attention._tables import Table
-from kalman_attention.models.series import SeriesConfig
+from kalman_attention.models.series_config import SeriesConfig
 from kalman_attention.published import PENDULUM
 from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, notes

@@ -24,7 +24,7 @@ from kalman_attention._extras import library
 from kalman_attention._tables import Table
 from kalman_attention.data.measurements import CHANNELS, Stays, read_stays
 from kalman_attention.evaluation.series import class_scores
-from kalman_attention.models.series import SeriesConfig
+from kalman_attention.models.series_config import SeriesConfig
 from kalman_attention.published import PHYSIONET
 from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, notes

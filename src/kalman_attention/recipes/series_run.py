@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention.evaluation.series import class_scores, gaussian_scores
-from kalman_attention.models.series import SeriesConfig, SeriesModel, SeriesOutput
+from kalman_attention.models.series import SeriesModel, SeriesOutput
+from kalman_attention.models.series_config import SeriesConfig
 from kalman_attention.train.config import TrainConfig
 from kalman_attention.train.data import TensorBatches
 from kalman_attention.train.loop import fit
