@@ -36,9 +36,9 @@ class SeriesConfig:
         dropout: dropout rate of the outputs of layers and MLPs, of the hidden units of the tokens,
             and of the input of a classification head.
         variance_floor: smallest predicted variance.
-        summary_knots: for classes, adds an additive model of summaries of each channel to the
-            logits (``ChannelSummaries``), with this many knots per summary; 0 for none. Values
-            should have mean 0 and standard deviation 1.
+        summary_knots: for classes, averages the logits with those of an additive model of summaries
+            of each channel (``ChannelSummaries``), with this many knots per summary; 0 for none.
+            Values should have mean 0 and standard deviation 1.
     """
 
     channels: int
