@@ -110,18 +110,48 @@ def test_a_folder_without_the_tasks_is_refused_before_anything_is_measured(runs,
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (["--seed", "1"], "seed: 0 and 1"),
-        (["--tokens", "128"], "tokens: 256 and 128"),
-    ],
-)
-def test_unequal_runs_are_refused(runs, capsys, tmp_path, change, told):
+def other_run(runs, folder, *change):
     given = [*TINY, *change, "--shards", str(runs / "shards"), "--quiet"]
-    assert main(["pretrain", "nano", *given, "--out", str(tmp_path / "other")]) == 0
-    assert main(["compare", str(runs / "kla"), str(tmp_path / "other")]) == 1
-    assert told in capsys.readouterr().err
+    assert main(["pretrain", "nano", *given, "--out", str(folder)]) == 0
+    return str(folder)
+
+
+def test_unequal_runs_are_refused(runs, capsys, tmp_path):
+    other = other_run(runs, tmp_path / "other", "--tokens", "128")
+    assert main(["compare", str(runs / "kla"), other]) == 1
+    assert "tokens: 256 and 128" in capsys.readouterr().err
+
+
+def test_runs_with_other_seeds_share_a_row(runs, capsys, monkeypatch, tmp_path):
+    from kalman_attention.cli.verbs import compare
+
+    asked = []
+    monkeypatch.setattr(
+        compare,
+        "_zero_shot",
+        lambda args, found: asked.append(found.folder.name) or {"tasks": {}},
+    )
+    monkeypatch.setattr(compare, "zero_shot_table", lambda tasks: Table("", [], []))
+    again = other_run(runs, tmp_path / "again", "--seed", "1")
+    faster = other_run(runs, tmp_path / "faster", "--lr", "0.01")
+    capsys.readouterr()
+    names = [str(runs / "kla"), again, str(runs / "gpt+kla"), faster]
+    given = ["--seconds", "0.01", "--task-data", str(FILES), "--out", str(tmp_path / "out")]
+    assert main(["compare", *names, *given]) == 0
+    assert asked == ["kla", "gpt+kla", "faster"]
+    table = [line.split() for line in capsys.readouterr().out.splitlines()]
+    bits = {
+        path.stem: json.loads(path.read_text())["validation"]["bits_per_byte"]
+        for path in (tmp_path / "out").glob("*.json")
+        if path.stem != "speed"
+    }
+    mean = (bits["kla"] + bits["again"]) / 2
+    assert bits["kla"] != bits["again"]
+    rows = [row[3:6] for row in table if row[:1] in (["kla-nano"], ["gpt+kla-nano"])]
+    assert rows[0] == [f"{mean:.4f}", f"{bits['kla']:.4f},", f"{bits['again']:.4f}"]
+    assert [row[0] for row in rows[1:]] == [f"{bits['gpt+kla']:.4f}", f"{bits['faster']:.4f}"]
+    speed = json.loads((tmp_path / "out" / "speed.json").read_text())["tokens_per_second"]
+    assert set(speed) == {"kla", "gpt+kla", "faster"}
 
 
 def test_what_is_no_finished_run(runs, capsys, tmp_path):

@@ -27,7 +27,7 @@ LABEL = re.compile(r"\b(fig|tab|sec|eq|app|thm?):[\w-]+", re.IGNORECASE)
 def compared(model="kla-micro", bits=2.0):
     return {
         "summary": {"model": model, "parameters": 2_000_000, "tokens": 10_000_000},
-        "recipe": {},
+        "recipe": {"model": model},
         "validation": {"bits_per_byte": bits},
         "curve": [
             {"tokens": 1_000_000 * t, "bits_per_byte": bits + 1 / t} for t in range(1, 11)
@@ -130,6 +130,7 @@ def test_what_compare_wrote(tmp_path):
     "change",
     [
         {"summary": {}},
+        {"recipe": 3},
         {"validation": {"bits_per_byte": "low"}},
         {"curve": 3},
         {"curve": [{"tokens": "many"}]},
@@ -248,7 +249,7 @@ def test_half_an_experiment_says_so(tmp_path):
 def test_what_was_not_measured_has_a_dash():
     assert quality_table({"a": compared()}, {}).rows[0][-1] == "-"
     sure = compared() | {"calibration": {"ece": 0.0123, "aurc": 0.5}}
-    table = quality_table({"a": sure, "b": compared()}, {})
+    table = quality_table({"a": sure, "b": compared("mamba-micro")}, {})
     assert table.header[-3:] == ["ECE", "AURC", "tokens/s in training"]
     assert [row[-3:] for row in table.rows] == [["0.0123", "0.5000", "-"], ["-", "-", "-"]]
 

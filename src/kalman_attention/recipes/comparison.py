@@ -26,7 +26,7 @@ from kalman_attention.recipes.pretrain_run import (
 from kalman_attention.train.metrics import read_metrics
 from kalman_attention.train.update import Updater
 
-_EQUAL = ("tokens", "batch_tokens", "seq_len", "loader", "reset_state", "seed")
+_EQUAL = ("tokens", "batch_tokens", "seq_len", "loader", "reset_state")
 
 
 class FinishedRun(NamedTuple):
@@ -75,7 +75,7 @@ def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
 
 
 def check_comparable(runs: list[FinishedRun]) -> None:
-    """Reject runs that differ in more than the model: data, tokens, batches, seed."""
+    """Reject runs that differ in more than model, options and seed: in data, tokens, batches."""
     first = _footing(runs[0])
     for run in runs[1:]:
         differ = {k: v for k, v in _footing(run).items() if v != first[k]}

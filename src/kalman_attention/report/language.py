@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from kalman_attention import published
@@ -17,28 +18,53 @@ _CALIBRATION = {"ece": "ECE", "aurc": "AURC"}
 _HIDDEN = 0.1  # the first tenth of the tokens, where all curves fall steeply
 
 
+def repetitions(recipes: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """Names of runs that differ in nothing but the seed, together.
+
+    Args:
+        recipes: recipe of each run, by name.
+    """
+    groups: list[tuple[dict[str, Any], list[str]]] = []
+    for name, recipe in recipes.items():
+        kind = {k: v for k, v in recipe.items() if k != "seed"}
+        known = next((names for other, names in groups if other == kind), None)
+        if known is None:
+            groups.append((kind, [name]))
+        else:
+            known.append(name)
+    return [names for _, names in groups]
+
+
 def quality_table(results: Mapping[str, Mapping[str, Any]], speed: Mapping[str, float]) -> Table:
-    """What each model has learned, and how fast it trains.
+    """What each model has learned, as the mean over its seeds, and how fast it trains.
 
     Args:
         results: output of ``kla compare`` for each run, by name.
         speed: tokens per second, by name; empty if not measured.
     """
+    groups = repetitions({name: found["recipe"] for name, found in results.items()})
     known = [found["calibration"] for found in results.values() if "calibration" in found]
     sure = _CALIBRATION if known else {}
-    rows = [
-        [
-            found["summary"]["model"],
-            f"{found['summary']['parameters']:,}",
-            f"{found['summary']['tokens']:,}",
-            f"{found['validation']['bits_per_byte']:.4f}",
-            *(f"{found['calibration'][k]:.4f}" if "calibration" in found else "-" for k in sure),
-            f"{speed[name]:,.0f}" if name in speed else "-",
-        ]
-        for name, found in results.items()
-    ]
-    header = ["model", "parameters", "tokens", "validation bits per byte", *sure.values()]
-    return Table("Bits per byte and speed", [*header, "tokens/s in training"], rows)
+    by_seed = ["by seed"] if any(len(names) > 1 for names in groups) else []
+    rows = []
+    for names in groups:
+        runs = [results[name] for name in names]
+        summary = runs[0]["summary"]
+        bits = [run["validation"]["bits_per_byte"] for run in runs]
+        measured = [run["calibration"] for run in runs if "calibration" in run]
+        rows.append(
+            [
+                summary["model"],
+                f"{summary['parameters']:,}",
+                f"{summary['tokens']:,}",
+                f"{fmean(bits):.4f}",
+                *([", ".join(f"{x:.4f}" for x in bits)] if by_seed else []),
+                *(f"{fmean(m[k] for m in measured):.4f}" if measured else "-" for k in sure),
+                next((f"{speed[name]:,.0f}" for name in names if name in speed), "-"),
+            ]
+        )
+    header = ["model", "parameters", "tokens", "validation bits per byte", *by_seed]
+    return Table("Bits per byte and speed", [*header, *sure.values(), "tokens/s in training"], rows)
 
 
 def zero_shot_table(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
@@ -78,7 +104,7 @@ def language_models(root: Path) -> Iterator[Section]:
 
 
 def _read_compared(folder: Path, root: Path) -> dict[str, dict[str, Any]]:
-    """Results in every file of ``kla compare`` by name, best first."""
+    """Results in every file of ``kla compare`` by name, best model first."""
     results = {}
     for path in sorted(folder.glob("*.json")):
         check_inside(path, root)
@@ -86,13 +112,17 @@ def _read_compared(folder: Path, root: Path) -> dict[str, dict[str, Any]]:
         if set(found) >= _COMPARED:
             _check(found, str(path))
             results[path.stem] = found
-    return dict(sorted(results.items(), key=lambda x: x[1]["validation"]["bits_per_byte"]))
+    bits = {name: found["validation"]["bits_per_byte"] for name, found in results.items()}
+    groups = repetitions({name: found["recipe"] for name, found in results.items()})
+    groups.sort(key=lambda names: fmean(bits[name] for name in names))
+    return {name: results[name] for names in groups for name in names}
 
 
 def _check(found: dict[str, Any], where: str) -> None:
     """Reject a result that lacks a field that is shown."""
     checked(dict[str, Any], found.setdefault("zero_shot", {}), "zero_shot", where)
     tasks = found["zero_shot"].setdefault("tasks", {})
+    checked(dict[str, Any], found["recipe"], "recipe", where)
     needed: list[tuple[str, str, Any]] = [
         ("summary", "model", str),
         ("summary", "parameters", int),
@@ -122,9 +152,11 @@ def _compared(folder: Path, root: Path, results: dict[str, dict[str, Any]]) -> S
         said = read_json(folder / _SPEED).get("tokens_per_second")
         speed = checked(dict[str, float], said, "tokens_per_second", str(folder / _SPEED))
     tables = [quality_table(results, speed)]
+    groups = repetitions({name: found["recipe"] for name, found in results.items()})
+    first = {names[0]: results[names[0]] for names in groups}
     scored = {
         found["summary"]["model"]: found["zero_shot"]["tasks"]
-        for found in results.values()
+        for found in first.values()
         if set(found["zero_shot"]["tasks"]) >= set(BENCHMARKS)
     }
     if scored:
@@ -141,13 +173,13 @@ def _compared(folder: Path, root: Path, results: dict[str, dict[str, Any]]) -> S
             for point in found["curve"]
             if point["bits_per_byte"] is not None
         ]
-        for name, found in results.items()
+        for name, found in first.items()
     }
     named = "" if folder in (root, root / "pretraining") else f": {folder.name}"
     return Section(
         name="language models",
         title=f"Language models{named}",
-        text=_equal(results),
+        text=_equal(first),
         source="tab:lm-main",
         tables=tables,
         charts=_bits_charts(curves),

@@ -14,7 +14,7 @@ from kalman_attention.cli.arguments import add_folder, add_number, add_out_folde
 from kalman_attention.cli.verbs.eval import harness_module
 from kalman_attention.evaluation.questions import checksum
 from kalman_attention.recipes.machine import about
-from kalman_attention.report.language import quality_table, zero_shot_table
+from kalman_attention.report.language import quality_table, repetitions, zero_shot_table
 
 if TYPE_CHECKING:
     from kalman_attention.recipes.comparison import FinishedRun
@@ -24,7 +24,14 @@ _SPEED = "speed.json"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run")
+    parser.add_argument(
+        "runs",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+        help="folder of a run; runs that differ in their seeds only share a row, and the first of "
+        "them answers the tasks",
+    )
     add_folder(parser, "--shards", "the shards they were trained on (default: as recorded)")
     add_folder(parser, "--task-data", "local files of the zero-shot tasks (default: no tasks)")
     add_number(
@@ -65,18 +72,24 @@ def run(args: argparse.Namespace) -> int:
     check_comparable(list(opened.values()))
     asked = args.task_data and {"limit": args.limit, "questions": checksum(args.task_data)}
     args.out.mkdir(parents=True, exist_ok=True)
-    results = {name: _measured(args, name, found, asked) for name, found in opened.items()}
-    speed = _speed(args, opened) if args.seconds else {}
+    groups = repetitions({name: found.recipe.to_dict() for name, found in opened.items()})
+    first = [names[0] for names in groups]
+    results = {
+        name: _measured(args, name, found, asked if name in first else None)
+        for name, found in opened.items()
+    }
+    speed = _speed(args, {name: opened[name] for name in first}) if args.seconds else {}
     _print(quality_table(results, speed))
     if not _can_calibrate():
         print("no ECE and AURC: pip install 'kalman_attention[score]'")
     if args.task_data is not None:
         print(f"\nzero-shot, in per cent; {_items(args.limit)}; paper: KLA paper, tab:lm-main\n")
-        tasks = {f["summary"]["model"]: f["zero_shot"]["tasks"] for f in results.values()}
+        scored = [results[name] for name in first]
+        tasks = {found["summary"]["model"]: found["zero_shot"]["tasks"] for found in scored}
         _print(zero_shot_table(tasks))
     curves = {
-        name: [(point["tokens"], point["bits_per_byte"]) for point in found["curve"]]
-        for name, found in results.items()
+        name: [(point["tokens"], point["bits_per_byte"]) for point in results[name]["curve"]]
+        for name in first
     }
     for path in save_figure(plot_comparison(curves), args.out / "curves.png"):
         print(path)
