@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from kalman_attention._typing import Belief, Dynamics, Keys, Mask, Values
 from kalman_attention.nn.decoding import project
 from kalman_attention.nn.float32 import KeepsFloat32, at_least_float32, empty_parameter
-from kalman_attention.nn.links import inverse_softplus, log_uniform
+from kalman_attention.nn.links import inverse_softplus, log_uniform, softplus
 from kalman_attention.nn.mixer import LayerOutput, Mixer, Skip
 from kalman_attention.nn.norms import RMSNorm
 from kalman_attention.nn.short_conv import ShortConv
@@ -141,8 +141,7 @@ class SelectiveDynamics(KeepsFloat32):
     def forward(self, projected: Tensor) -> tuple[Values, Dynamics]:
         """Step sizes from their projection ``[..., D]``, and A; float64 where the tokens are."""
         dtype = at_least_float32(projected.dtype)
-        dt = nn.functional.softplus(projected.to(dtype) + self.raw_dt.to(dtype))
-        return dt, -torch.exp(self.log_A.to(dtype))
+        return softplus(projected, self.raw_dt), -torch.exp(self.log_A.to(dtype))
 
 
 class Mamba(Mixer):

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define KLA_ABI_VERSION 7
+#define KLA_ABI_VERSION 8
 #define KLA_CHUNK 64 /* tokens between two saved beliefs */
 
 #ifdef __cplusplus
@@ -122,6 +122,47 @@ typedef struct kla_frames_grads {
   void *dq, *dk, *du_h;           /* dense, like q, k, u_h */
 } kla_frames_grads;
 
+/* y = scale (softplus(x + bias) + floor), or scale / (softplus(x + bias) + floor). */
+typedef struct kla_softplus_params {
+  int64_t abi;     /* KLA_ABI_VERSION */
+  int64_t isa;     /* kla_isa */
+  int64_t threads; /* upper bound; results do not depend on it */
+  int64_t dtype;   /* KLA_FLOAT32 or KLA_BFLOAT16: type of x and dx */
+  int64_t rows, D;
+  const void* x;      /* [rows, D]: neighbouring entries, rows `stride` apart */
+  int64_t stride;
+  const float* bias;  /* [D] or NULL */
+  int64_t inverse;    /* 1 for the second form */
+  double floor, scale;
+  float* y;           /* [rows, D]; written by forward, read by backward */
+} kla_softplus_params;
+
+typedef struct kla_softplus_grads {
+  const float* dy; /* [rows, D] */
+  void* dx;        /* [rows, D], dense */
+  float* dbias;    /* [D] or NULL */
+} kla_softplus_grads;
+
+/* y = weight x / sqrt(mean(x^2) + eps) over the last axis, computed in float32. */
+typedef struct kla_norm_params {
+  int64_t abi;     /* KLA_ABI_VERSION */
+  int64_t isa;     /* kla_isa */
+  int64_t threads; /* upper bound; results do not depend on it */
+  int64_t dtype;   /* KLA_FLOAT32 or KLA_BFLOAT16: type of x, y, dy and dx */
+  int64_t rows, D;
+  const void* x;       /* [rows, D]: neighbouring entries, rows `stride` apart */
+  int64_t stride;
+  const float* weight; /* [D] or NULL */
+  double eps;
+  void* y;             /* [rows, D]; written by forward */
+} kla_norm_params;
+
+typedef struct kla_norm_grads {
+  const void* dy; /* [rows, D] */
+  void* dx;       /* [rows, D] */
+  float* dweight; /* [D] or NULL */
+} kla_norm_grads;
+
 #define KLA_MAX_FRAME 32 /* largest m */
 
 #ifdef _WIN32
@@ -147,6 +188,10 @@ KLA_EXPORT int kla_conv_forward(const kla_conv_params* params);
 KLA_EXPORT int kla_conv_backward(const kla_conv_params* params, const kla_conv_grads* grads);
 KLA_EXPORT int kla_frames_forward(const kla_frames_params* params);
 KLA_EXPORT int kla_frames_backward(const kla_frames_params* params, const kla_frames_grads* grads);
+KLA_EXPORT int kla_softplus_forward(const kla_softplus_params* params);
+KLA_EXPORT int kla_softplus_backward(const kla_softplus_params* params, const kla_softplus_grads* grads);
+KLA_EXPORT int kla_norm_forward(const kla_norm_params* params);
+KLA_EXPORT int kla_norm_backward(const kla_norm_params* params, const kla_norm_grads* grads);
 KLA_EXPORT const char* kla_status_text(int status);
 KLA_EXPORT int64_t kla_abi_version(void);
 /* Bit i is set when kla_isa value i can run here. */

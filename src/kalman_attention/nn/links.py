@@ -1,10 +1,12 @@
 """Links: maps from unconstrained to positive numbers, and their inverses for initialisation."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+
+from kalman_attention.ops.cpu import can_fuse, softplus_backward, softplus_forward
 
 PrecisionLink = Literal["inverse_softplus", "softplus", "exp"]
 
@@ -16,12 +18,74 @@ def value_precision(x: Tensor, link: PrecisionLink, floor: float) -> Tensor:
     lies in (0, 1 / floor). ``softplus`` floors the precision: lam_v = softplus(x) + floor. ``exp``
     has no floor. All three are differentiable everywhere.
     """
+    if link == "exp":
+        return torch.exp(x if x.dtype == torch.float64 else x.float())
+    return softplus(x, floor=floor, inverse=link == "inverse_softplus")
+
+
+def softplus(
+    x: Tensor,
+    bias: Tensor | None = None,
+    *,
+    floor: float = 0.0,
+    scale: float = 1.0,
+    inverse: bool = False,
+) -> Tensor:
+    """Compute scale (softplus(x + bias) + floor), or scale divided by that bracket.
+
+    Args:
+        x: ``[..., D]``.
+        bias: ``[D]``, or None for 0.
+        floor: added to softplus.
+        scale: factor, or numerator.
+        inverse: divide by the bracket.
+
+    Returns:
+        ``[..., D]``, at least float32.
+    """
+    # Without a floor the reciprocal grows beyond the numbers that native code distinguishes from 0.
+    if can_fuse(x, bias) and not (inverse and floor == 0.0):
+        y: Tensor = _Softplus.apply(x, bias, floor, scale, inverse)  # type: ignore[no-untyped-call]
+        return y
+    return _plain_softplus(x, bias, floor, scale, inverse)
+
+
+def _plain_softplus(
+    x: Tensor, bias: Tensor | None, floor: float, scale: float, inverse: bool
+) -> Tensor:
     x = x if x.dtype == torch.float64 else x.float()
-    if link == "inverse_softplus":
-        return nn.functional.softplus(x).add_(floor).reciprocal_()
-    if link == "softplus":
-        return nn.functional.softplus(x) + floor
-    return torch.exp(x)
+    y = nn.functional.softplus(x if bias is None else x + bias.to(x.dtype)) + floor
+    return scale / y if inverse else scale * y
+
+
+class _Softplus(torch.autograd.Function):
+    """The link in one native pass over the tokens, and its gradient in another."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, bias: Tensor | None, floor: float, scale: float, inverse: bool
+    ) -> Tensor:
+        return softplus_forward(x, bias, floor=floor, scale=scale, inverse=inverse)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, bias, *ctx.numbers = inputs
+        ctx.save_for_backward(x, bias, output)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        x, bias, y = ctx.saved_tensors
+        floor, scale, inverse = ctx.numbers
+        if torch.is_grad_enabled():  # a gradient that is differentiated again: torch does both
+            wanted = [z for z in (x, bias) if z is not None and z.requires_grad]
+            y = _plain_softplus(x, bias, floor, scale, inverse)
+            found = iter(torch.autograd.grad(y, wanted, dy, create_graph=True))
+            dx, dbias = (
+                None if z is None or not z.requires_grad else next(found) for z in (x, bias)
+            )
+            return dx, dbias, None, None, None
+        options = {"floor": floor, "scale": scale, "inverse": inverse}
+        return *softplus_backward(dy, x, bias, y, **options), None, None, None
 
 
 def precision_range(link: PrecisionLink, floor: float) -> tuple[float, float]:

@@ -1,9 +1,12 @@
 """Normalisation, computed in float32 even for shorter dtypes."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+
+from kalman_attention.nn.float32 import at_least_float32
+from kalman_attention.ops.cpu import can_fuse, norm_backward, norm_forward
 
 
 class RMSNorm(nn.Module):
@@ -32,13 +35,43 @@ class RMSNorm(nn.Module):
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """Root-mean-square norm over the last axis, in the dtype of ``x``."""
+    gain = None if weight is None else weight.to(at_least_float32(x.dtype))
+    if can_fuse(x, gain):
+        y: Tensor = _FusedNorm.apply(x, gain, eps)  # type: ignore[no-untyped-call]
+        return y
+    return _plain_norm(x, gain, eps)
+
+
+def _plain_norm(x: Tensor, gain: Tensor | None, eps: float) -> Tensor:
     if x.dtype in (torch.float32, torch.float64):
-        return nn.functional.rms_norm(
-            x, x.shape[-1:], None if weight is None else weight.to(x.dtype), eps
-        )
+        return nn.functional.rms_norm(x, x.shape[-1:], gain, eps)
     # In float32: squares would overflow in half, and their mean would lose digits in bfloat16.
-    gain = None if weight is None else weight.float()
     return nn.functional.rms_norm(x.float(), x.shape[-1:], gain, eps).to(x.dtype)
+
+
+class _FusedNorm(torch.autograd.Function):
+    """The norm in one native pass, and its gradient in another."""
+
+    @staticmethod
+    def forward(x: Tensor, gain: Tensor | None, eps: float) -> Tensor:
+        return norm_forward(x, gain, eps)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, gain, ctx.eps = inputs
+        ctx.save_for_backward(x, gain)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        x, gain = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return *norm_backward(dy, x, gain, ctx.eps), None
+        # A gradient that is differentiated again: torch differentiates its own norm.
+        wanted = [z for z in (x, gain) if z is not None and z.requires_grad]
+        y = _plain_norm(x, gain, ctx.eps)
+        found = iter(torch.autograd.grad(y, wanted, dy, create_graph=True))
+        dx, dgain = (None if z is None or not z.requires_grad else next(found) for z in (x, gain))
+        return dx, dgain, None
 
 
 def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor:

@@ -12,7 +12,7 @@ from kalman_attention.filtering.moment import KLAState
 from kalman_attention.filtering.ou import discretise
 from kalman_attention.nn.config import KLAConfig
 from kalman_attention.nn.float32 import KeepsFloat32, at_least_float32, empty_parameter
-from kalman_attention.nn.links import inverse_softplus, log_uniform
+from kalman_attention.nn.links import inverse_softplus, log_uniform, softplus
 
 
 class PriorValues(NamedTuple):
@@ -184,8 +184,7 @@ class TokenSteps(KeepsFloat32):
 
     def forward(self, x: Tensor) -> Tensor:
         """Step sizes ``[..., D]`` in units, at least float32, from projections of the tokens."""
-        dtype = at_least_float32(x.dtype)
-        return nn.functional.softplus(x.to(dtype) + self.raw_dt.to(dtype)) / self.unit
+        return softplus(x, self.raw_dt, scale=1.0 / self.unit)
 
 
 class TimeTurns(KeepsFloat32):

@@ -112,6 +112,38 @@ KLA_INLINE void encode_row(const T* src, int64_t count, S* dst) {
   for (; i < count; ++i) encode(src[i], dst + i);
 }
 
+// A vector of entries of a row, or the `count` that are left of it, followed by zeros.
+KLA_INLINE Vec<float> load_lanes(const float* x, int64_t count) {
+  if (count >= kLanes<float>) return load_any<Vec<float>>(x);
+  Vec<float> lanes = {};
+  memcpy(&lanes, x, static_cast<size_t>(count) * sizeof(float));
+  return lanes;
+}
+
+typedef uint16_t Shorts __attribute__((vector_size(KLA_VECTOR_BYTES / 2)));
+typedef uint32_t Words __attribute__((vector_size(KLA_VECTOR_BYTES)));
+
+KLA_INLINE Vec<float> load_lanes(const BFloat* x, int64_t count) {
+  Shorts shorts = {};
+  if (count >= kLanes<float>) shorts = load_any<Shorts>(x);
+  else memcpy(&shorts, x, static_cast<size_t>(count) * sizeof(BFloat));
+  return (Vec<float>)(__builtin_convertvector(shorts, Words) << 16);
+}
+
+KLA_INLINE void store_lanes(Vec<float> x, float* to, int64_t count) {
+  if (count >= kLanes<float>) store_any(to, x);
+  else memcpy(to, &x, static_cast<size_t>(count) * sizeof(float));
+}
+
+// To the nearest bfloat16, ties to even, as BFloat::encode.
+KLA_INLINE void store_lanes(Vec<float> x, BFloat* to, int64_t count) {
+  const Words bits = (Words)x, rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const auto nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  const Shorts shorts = __builtin_convertvector(nan ? (bits >> 16) | 0x40u : rounded, Shorts);
+  if (count >= kLanes<float>) store_any(to, shorts);
+  else memcpy(to, &shorts, static_cast<size_t>(count) * sizeof(BFloat));
+}
+
 }  // namespace KLA_ISA_NAMESPACE
 }  // namespace kla
 #endif

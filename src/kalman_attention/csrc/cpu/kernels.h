@@ -18,22 +18,38 @@ struct Kernels {
   int (*adjoint_map)(const kla_scan_params&, const kla_scan_grads&, void*);
   int (*frames_forward)(const kla_frames_params&);
   int (*frames_backward)(const kla_frames_params&, const kla_frames_grads&);
+  int (*softplus_forward)(const kla_softplus_params&);
+  int (*softplus_backward)(const kla_softplus_params&, const kla_softplus_grads&);
+  int (*norm_forward)(const kla_norm_params&);
+  int (*norm_backward)(const kla_norm_params&, const kla_norm_grads&);
   int (*product)(const kla_product_params&);
   int (*layer_step)(const kla_layer_params&);
 };
 
 namespace baseline {
 extern const Kernels kernels;
+int softplus_forward(const kla_softplus_params&);
+int softplus_backward(const kla_softplus_params&, const kla_softplus_grads&);
+int norm_forward(const kla_norm_params&);
+int norm_backward(const kla_norm_params&, const kla_norm_grads&);
 int product(const kla_product_params&);
 int layer_step(const kla_layer_params&);
 }
 namespace avx2 {
 extern const Kernels kernels;
+int softplus_forward(const kla_softplus_params&);
+int softplus_backward(const kla_softplus_params&, const kla_softplus_grads&);
+int norm_forward(const kla_norm_params&);
+int norm_backward(const kla_norm_params&, const kla_norm_grads&);
 int product(const kla_product_params&);
 int layer_step(const kla_layer_params&);
 }
 namespace avx512 {
 extern const Kernels kernels;
+int softplus_forward(const kla_softplus_params&);
+int softplus_backward(const kla_softplus_params&, const kla_softplus_grads&);
+int norm_forward(const kla_norm_params&);
+int norm_backward(const kla_norm_params&, const kla_norm_grads&);
 int product(const kla_product_params&);
 int layer_step(const kla_layer_params&);
 }

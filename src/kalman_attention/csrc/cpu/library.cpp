@@ -77,6 +77,18 @@ bool has_shape(const kla_matrix& m, int64_t out, int64_t in) {
   return m.weight != nullptr && m.out == out && m.in == in;
 }
 
+// Of the passes over rows: softplus and norm.
+template <class Params>
+int check_rows(const Params* p) {
+  if (p == nullptr || p->abi != KLA_ABI_VERSION) return KLA_ERROR_ABI;
+  if (p->rows < 0 || p->D < 1 || p->threads < 1) return KLA_ERROR_ARGUMENT;
+  if (p->dtype != KLA_FLOAT32 && p->dtype != KLA_BFLOAT16) return KLA_ERROR_ARGUMENT;
+  return choose(p->isa) ? KLA_OK : KLA_ERROR_ISA;
+}
+
+int check(const kla_softplus_params* p) { return check_rows(p); }
+int check(const kla_norm_params* p) { return check_rows(p); }
+
 int check(const kla_product_params* p) {
   if (p == nullptr || p->abi != KLA_ABI_VERSION) return KLA_ERROR_ABI;
   if (!few_rows(p->R, p->threads, p->dtype)) return KLA_ERROR_ARGUMENT;
@@ -150,6 +162,25 @@ int kla_frames_backward(const kla_frames_params* params, const kla_frames_grads*
   if (grads == nullptr) return KLA_ERROR_ARGUMENT;
   return guarded(params,
                  [&](const kla::Kernels& kernels) { return kernels.frames_backward(*params, *grads); });
+}
+
+int kla_softplus_forward(const kla_softplus_params* params) {
+  return guarded(params, [&](const kla::Kernels& kernels) { return kernels.softplus_forward(*params); });
+}
+
+int kla_softplus_backward(const kla_softplus_params* params, const kla_softplus_grads* grads) {
+  if (grads == nullptr) return KLA_ERROR_ARGUMENT;
+  return guarded(params,
+                 [&](const kla::Kernels& kernels) { return kernels.softplus_backward(*params, *grads); });
+}
+
+int kla_norm_forward(const kla_norm_params* params) {
+  return guarded(params, [&](const kla::Kernels& kernels) { return kernels.norm_forward(*params); });
+}
+
+int kla_norm_backward(const kla_norm_params* params, const kla_norm_grads* grads) {
+  if (grads == nullptr) return KLA_ERROR_ARGUMENT;
+  return guarded(params, [&](const kla::Kernels& kernels) { return kernels.norm_backward(*params, *grads); });
 }
 
 int kla_product(const kla_product_params* params) {

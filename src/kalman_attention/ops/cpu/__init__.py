@@ -16,6 +16,11 @@ from kalman_attention.ops.cpu.library import info as info
 from kalman_attention.ops.cpu.library import why_not as why_not
 from kalman_attention.ops.cpu.linear import linear_backward as linear_backward
 from kalman_attention.ops.cpu.linear import linear_forward as linear_forward
+from kalman_attention.ops.cpu.rows import can_fuse as can_fuse
+from kalman_attention.ops.cpu.rows import norm_backward as norm_backward
+from kalman_attention.ops.cpu.rows import norm_forward as norm_forward
+from kalman_attention.ops.cpu.rows import softplus_backward as softplus_backward
+from kalman_attention.ops.cpu.rows import softplus_forward as softplus_forward
 from kalman_attention.ops.cpu.scan import adjoint_map as adjoint_map
 from kalman_attention.ops.cpu.scan import backward as backward
 from kalman_attention.ops.cpu.scan import filter_map as filter_map
