@@ -21,6 +21,8 @@ from kalman_attention.models.sizes import model_size
 COUNTS = {
     "kla-45m": 45_309_104,
     "kla-180m": 180_636_560,
+    "kla-text-45m": 44_992_352,
+    "kla-text-180m": 179_786_664,
     "gpt-45m": 45_229_440,
     "gpt-180m": 179_853_184,
     "mamba-45m": 44_991_852,
@@ -34,6 +36,7 @@ COUNTS = {
     "gpt+gdn-45m": 45_386_188,
     "gpt+gdn-180m": 180_691_932,
     "kla-nano": 1_355_392,
+    "kla-text-nano": 1_357_222,
     "gpt-nano": 1_355_760,
     "mamba-nano": 1_354_041,
     "gdn-nano": 1_344_140,
@@ -41,6 +44,7 @@ COUNTS = {
     "gpt+mamba-nano": 1_367_632,
     "gpt+gdn-nano": 1_370_580,
     "kla-micro": 1_998_832,
+    "kla-text-micro": 1_999_632,
     "gpt-micro": 2_001_168,
     "mamba-micro": 2_021_920,
     "gdn-micro": 1_991_332,
@@ -100,7 +104,7 @@ def test_small_presets_are_equal_in_parameters(size):
 
 
 def test_every_size_has_every_model():
-    models = {"kla", "gpt", "mamba", "gdn", "gpt+kla", "gpt+mamba", "gpt+gdn"}
+    models = {"kla", "kla-text", "gpt", "mamba", "gdn", "gpt+kla", "gpt+mamba", "gpt+gdn"}
     sizes = {"nano", "micro", "45m", "180m"}
     assert set(PRESETS) == {f"{model}-{size}" for model in models for size in sizes}
 

@@ -3,7 +3,8 @@
 from kalman_attention._text import unknown
 
 MODELS = {
-    "kla": "Kalman linear attention",
+    "kla": "Kalman linear attention, the paper's block",
+    "kla-text": "the same with our options for text",
     "gpt": "attention with MLPs",
     "mamba": "Mamba",
     "gdn": "Gated DeltaNet",
