@@ -9,7 +9,7 @@ that models are parameter-matched within 1 % and a block's memory is close to KL
   three combinations, with a precision rank of d_model / 8, miss by up to 12.7 %, 8.9 % and 3.4 %.
   The state of a block is 64 d_model numbers, mean and variance.
 - KLA for text, which is not in the paper: the options that learned text best
-  (``recipes/text_ladder.py``, dev/experiments.md). The filter has 1.85 times the channels of the stream, all slots of a
+  (``recipes/text_ladder.py``, dev/experiments.md). The filter has about 1.9 times the channels of the stream, all slots of a
   channel share one precision, every token chooses its step size, and the read-out is normalised.
   Projections to precisions and steps have rank d_model / 16. A block's memory is close to KLA's.
 - GPT: heads of 64 channels and a ReLU^2 MLP, d_model 384 and 896, the MLP's width set to meet the
@@ -135,7 +135,7 @@ PRESETS = {
     "gpt+gdn-45m": _PAPER.gpt(384, 1408, 6, "gated_deltanet"),
     "gpt+gdn-180m": _PAPER.gpt(896, 3840, 14, "gated_deltanet"),
     "kla-nano": _SMALL.stack("kla", 128),
-    "kla-text-nano": _SMALL.text(118, 218),
+    "kla-text-nano": _SMALL.text(120, 208),
     "gpt-nano": _SMALL.gpt(112, 264, 4),
     "mamba-nano": _SMALL.stack("mamba", 117),
     "gdn-nano": _SMALL.stack("gated_deltanet", 124, 4),
@@ -143,7 +143,7 @@ PRESETS = {
     "gpt+mamba-nano": _SMALL.gpt(112, 232, 4, "mamba"),
     "gpt+gdn-nano": _SMALL.gpt(112, 264, 4, "gated_deltanet"),
     "kla-micro": _SMALL.stack("kla", 176),
-    "kla-text-micro": _SMALL.text(160, 296),
+    "kla-text-micro": _SMALL.text(160, 304),
     "gpt-micro": _SMALL.gpt(144, 424, 4),
     "mamba-micro": _SMALL.stack("mamba", 160),
     "gdn-micro": _SMALL.stack("gated_deltanet", 164, 6),
