@@ -105,7 +105,8 @@ emulate-avx512: $(STAMP) ## the kernel's 64-byte vectors on a machine that has o
 # The engine's own tests, its calls sent to the library in an emulator (tests/native). Debian's
 # packages: g++-aarch64-linux-gnu qemu-user. Not there: OpenMP, fork, Python and torch.
 ARM      := aarch64-linux-gnu
-EMULATED_TESTS ?= tests/ops/test_cpu_kernel.py tests/ops/test_cpu_segments.py tests/ops/test_cpu_slots.py \
+EMULATED_TESTS ?= tests/ops/test_cpu_kernel.py tests/ops/test_cpu_rows.py tests/ops/test_cpu_segments.py \
+	tests/ops/test_cpu_slots.py \
 	tests/ops/test_edges.py tests/ops/test_engines.py tests/ops/test_frames.py tests/ops/test_gaps.py \
 	tests/ops/test_shared_precision.py tests/ops/test_smooth.py tests/nn/test_decoding.py
 ON_REMOTE = OMP_NUM_THREADS=1 $(BIN)/python -m tests.native.selfcheck $(1) && \

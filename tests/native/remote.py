@@ -134,6 +134,21 @@ def conv(params: Words, grads: Words = (), *, name: str) -> Iterator[Piece]:
             yield Piece((1, at), grads[at], 4 * count, True)
 
 
+def over_rows(params: Words, grads: Words = (), *, name: str) -> Iterator[Piece]:
+    """Arrays of ``kla_softplus_params`` and ``kla_norm_params``, and of their gradients."""
+    rows, D = params[4:6]
+    real, softplus = SIZES[params[3]], name.startswith("kla_softplus")
+    forward, result = name.endswith("forward"), rows * D * (4 if softplus else real)
+    yield Piece((0, 6), params[6], ((rows - 1) * params[7] + D) * real if rows else 0)
+    yield Piece((0, 8), params[8], 4 * D)
+    at = 12 if softplus else 10
+    yield Piece((0, at), params[at], result, forward)
+    if grads:
+        yield Piece((1, 0), grads[0], result)
+        yield Piece((1, 1), grads[1], rows * D * real, True)
+        yield Piece((1, 2), grads[2], 4 * D, True)
+
+
 def _matrix(words: Words, at: int, real: int) -> Iterator[Piece]:
     weight, bias, out, width = words[at : at + 4]
     yield Piece((0, at), weight, out * width * real)
@@ -178,6 +193,10 @@ FUNCTIONS: dict[str, Callable[..., Iterator[Piece]]] = {
     "kla_frames_backward": frames,
     "kla_conv_forward": conv,
     "kla_conv_backward": conv,
+    "kla_softplus_forward": over_rows,
+    "kla_softplus_backward": over_rows,
+    "kla_norm_forward": over_rows,
+    "kla_norm_backward": over_rows,
     "kla_product": product,
     "kla_layer_step": layer,
 }
