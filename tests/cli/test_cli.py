@@ -43,9 +43,13 @@ def test_check_run_passes_and_fails_as_it_should(
     assert "MISSES: y" in capsys.readouterr().out
 
 
-def test_demo_is_calibrated_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_filter_of_the_demo_is_calibrated_and_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("matplotlib")
-    assert main(["demo", "--out", str(tmp_path)]) == 0
+    from kalman_attention.cli.demonstration import show_belief
+
+    show_belief(tmp_path)
     said = capsys.readouterr().out
     coverage = [float(x) for x in re.findall(r"(\d+\.\d) %$", said, re.MULTILINE)]
     assert len(coverage) == 2
