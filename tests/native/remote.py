@@ -167,19 +167,20 @@ def layer(params: Words, *, name: str) -> Iterator[Piece]:
     """Arrays of ``kla_layer_params``."""
     real = SIZES[params[3]]
     R, N, G, D, K = params[4:9]
-    width, window = params[19], R * max(K - 1, 0) * D * real
-    yield Piece((0, 15), params[15], width * real)
-    for at in (16, 22, 29):
+    width, window = params[20], R * max(K - 1, 0) * D * real
+    yield Piece((0, 16), params[16], width * real)
+    for at in (17, 23, 27, 31, 39):
         yield from _matrix(params, at, real)
-    yield Piece((0, 20), params[20], K * D * real)
-    for at in (21, 26, 27, 28):
+    yield Piece((0, 21), params[21], K * D * real)
+    for at in (22, 36, 37, 38):
         yield Piece((0, at), params[at], D * real)
-    for at in (33, 34):
+    yield Piece((0, 35), params[35], 4 * D)
+    for at in (43, 44):
         yield Piece((0, at), params[at], 4 * G * D)
-    yield Piece((0, 35), params[35], R)
+    yield Piece((0, 45), params[45], R)
     sizes = (R * width * real, window, 4 * R * N * D, 4 * R * G * D)
-    for at, size in enumerate((*sizes, *sizes), start=36):
-        yield Piece((0, at), params[at], size, at >= 40)
+    for at, size in enumerate((*sizes, *sizes), start=46):
+        yield Piece((0, at), params[at], size, at >= 50)
 
 
 FUNCTIONS: dict[str, Callable[..., Iterator[Piece]]] = {

@@ -27,10 +27,22 @@ LAYERS = {
     "two taps": {"conv_kernel": 2, "qk_norm": False},
     "norm and gate": {"readout_norm": True, "gate_bias": 1.0, "skip": None},
     "shared": {"shared_slots": 4, "d_inner": 21, "prior": "learned", "initial_mean": 1.0},
+    "low rank": {"precision_rank": 3},
+    "low rank and value": {"precision_rank": 1, "value": "project", "evidence_bias": True},
+    "steps": {"step_rank": 2, "dt_max": 0.1},
+    "for text": {
+        "d_inner": 69,
+        "shared_slots": 8,
+        "precision_rank": 3,
+        "step_rank": 5,
+        "dt_max": 0.1,
+        "readout_norm": True,
+        "evidence_bias": True,
+        "gate_bias": 0.0,
+        "prior": "learned",
+    },
 }
 FALLBACKS = {
-    "low rank": {"precision_rank": 3},
-    "steps": {"step_rank": 2},
     "reflections": {"shared_slots": 2, "num_reflections": 1},
     "another engine": {"engine": "associative"},
 }

@@ -43,13 +43,17 @@ typedef struct kla_layer_params {
   int64_t qk_norm, link;         /* kla_link */
   double floor;                  /* of the link */
   double norm_eps, readout_eps;
+  double step_scale;             /* a token takes step_scale softplus(step + raw_dt), if there is a step_up */
   const void* norm;              /* [width], the norm before the layer; NULL without norm and residual */
   kla_matrix in_proj;            /* [2 D, width]: stream and gate */
   const void *conv_weight, *conv_bias; /* [K, D], and [D] or NULL */
-  kla_matrix evidence_proj;      /* [D or 0 (value) + D (precision) + N (key) + N (query), D] */
+  kla_matrix evidence_proj;      /* [D or 0 (value) + D or rank (precision) + rank or 0 (step) + N (key) + N (query), D] */
+  kla_matrix precision_up;       /* [D, rank]; weight NULL if evidence_proj gives the precision itself */
+  kla_matrix step_up;            /* [D, rank]; weight NULL if every token takes one unit of time */
+  const float* raw_dt;           /* [D], with a step_up */
   const void *gate_bias, *skip, *readout_norm; /* [D], may be NULL */
   kla_matrix out_proj;           /* [width, D] */
-  const float *a_bar, *p_bar;    /* [G, D] */
+  const float *a_bar, *p_bar;    /* [G, D]; with a step_up l and s_inf, as in kla_scan.h */
   const char* mask;              /* [R] bytes, NULL when every row has a token */
   const void* x;                 /* [R, width] */
   const void* window;            /* [R, K - 1, D] */

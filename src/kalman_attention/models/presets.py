@@ -9,9 +9,10 @@ that models are parameter-matched within 1 % and a block's memory is close to KL
   three combinations, with a precision rank of d_model / 8, miss by up to 12.7 %, 8.9 % and 3.4 %.
   The state of a block is 64 d_model numbers, mean and variance.
 - KLA for text, which is not in the paper: the options that learned text best
-  (``recipes/text_ladder.py``, dev/experiments.md). The filter has about 1.9 times the channels of the stream, all slots of a
-  channel share one precision, every token chooses its step size, and the read-out is normalised.
-  Projections to precisions and steps have rank d_model / 16. A block's memory is close to KLA's.
+  (``recipes/text_ladder.py``, dev/experiments.md). The filter has about 1.9 times the channels of
+  the stream, all slots of a channel share one precision, every token chooses its step size, and the
+  read-out is normalised. Projections to precisions and steps have rank d_model / 16. A block's
+  memory is close to KLA's.
 - GPT: heads of 64 channels and a ReLU^2 MLP, d_model 384 and 896, the MLP's width set to meet the
   count (a factor of 4 would give 46.4 M and 174.3 M).
 - Mamba: its published expansion of 2 with KLA's 32 slots, which is 64 d_model numbers too;

@@ -25,6 +25,7 @@ from kalman_attention.ops.cpu import (
     few_rows_product,
     is_stored,
     layer_step,
+    rates,
 )
 from kalman_attention.ops.engines import NATIVE, resolve
 
@@ -37,6 +38,8 @@ _PARTS: tuple[tuple[str, type[nn.Module], tuple[str, ...]], ...] = (
     ("in_proj", nn.Linear, ("weight", "bias")),
     ("conv", ShortConv, ("weight", "bias")),
     ("evidence_proj", nn.Linear, ("weight", "bias")),
+    ("precision_up", nn.Linear, ("weight", "bias")),
+    ("step_up", nn.Linear, ("weight",)),
     ("gate_bias", Bias, ("weight",)),
     ("skip", Skip, ("weight",)),
     ("readout_norm", RMSNorm, ("weight",)),
@@ -85,6 +88,10 @@ def decode_token(
     if mask is not None and not (is_stored(mask, torch.bool) and mask.shape == x.shape[:1]):
         return None
     a_bar, p_bar, _ = layer.prior.cached()
+    raw_dt, scale = None, 1.0
+    if layer.steps is not None:
+        raw_dt, scale = layer.steps.raw_dt, 1.0 / layer.steps.unit
+        a_bar, p_bar = rates(a_bar, p_bar)
     config, inner = layer.config, layer.readout_norm
     options = LayerOptions(
         config.qk_norm,
@@ -92,17 +99,16 @@ def decode_token(
         config.precision_floor,
         0.0 if norm is None else norm.eps,
         0.0 if inner is None else inner.eps,
+        scale,
     )
-    return layer_step(tokens, weights, options, a_bar, p_bar, mask)
+    return layer_step(tokens, weights, options, a_bar, p_bar, mask, raw_dt)
 
 
 def _is_served(layer: "KLA", x: Tensor) -> bool:
     """Whether native code implements everything that the layer does with a token."""
     config = layer.config
     return (
-        config.precision_rank is None
-        and config.step_rank is None
-        and config.num_reflections == 0
+        config.num_reflections == 0
         and config.frequencies is None
         and layer.context is None
         and x.dim() == 2

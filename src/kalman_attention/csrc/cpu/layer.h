@@ -37,7 +37,8 @@ template <class S>
 class LayerStep {
  public:
   LayerStep(Arena& arena, const kla_layer_params& params)
-      : p(params), width(p.in_proj.in), wide(padded(width)), D(p.D), deep(padded(D)), first(p.project_value ? D : 0) {
+      : p(params), width(p.in_proj.in), wide(padded(width)), D(p.D), deep(padded(D)), first(p.project_value ? D : 0),
+        step(first + (p.precision_up.weight ? p.precision_up.in : D)), key(step + (steps() ? p.step_up.in : 0)) {
     x = arena.take<float>(p.R * wide);
     h = arena.take<float>(p.R * wide);
     stream = arena.take<float>(p.R * deep);
@@ -59,8 +60,10 @@ class LayerStep {
         .multiply(p.R, stream, deep, p.threads, [&](auto r, auto o, auto count, const float* from) {
           std::copy(from, from + count, evidence + r * p.evidence_proj.out + o);
         });
+    expand(p.precision_up, first, &StepScratch<float>::lam_v);
+    expand(p.step_up, step, &StepScratch<float>::dt);
     for (int64_t r = 0; r < p.R; ++r) observe(r);
-    filter();
+    steps() ? filter<true>() : filter<false>();
     for (int64_t r = 0; r < p.R; ++r) read_out(r);
     S* y = static_cast<S*>(p.y);
     Matrix<S>(p.out_proj).multiply(p.R, latent, deep, p.threads, [&](auto r, auto o, auto count, float* from) {
@@ -73,11 +76,14 @@ class LayerStep {
 
  private:
   const kla_layer_params& p;
-  const int64_t width, wide, D, deep, first;  // first: where the precision begins in the evidence
+  const int64_t width, wide, D, deep;
+  const int64_t first, step, key;             // where precision, step and key begin in the evidence
   float *x, *h;                               // [R, wide]: the token, before and after the norm
   float *stream, *gate, *latent;              // [R, deep]
   float* evidence;                            // [R, evidence_proj.out]
   StepScratch<float> token[KLA_FEW_ROWS];
+
+  bool steps() const { return p.step_up.weight != nullptr; }
 
   bool real(int64_t r) const { return p.mask == nullptr || p.mask[r]; }
 
@@ -117,11 +123,20 @@ class LayerStep {
     if (moves) encode_row(stream + r * deep, D, after + size - D);
   }
 
-  // The evidence of the token and its query: value, precision, key and query.
+  // A part of the evidence of low rank, multiplied out to all channels.
+  void expand(const kla_matrix& up, int64_t from, float* StepScratch<float>::* to) {
+    if (up.weight == nullptr) return;
+    const int64_t stride = p.evidence_proj.out;
+    Matrix<S>(up).multiply(p.R, evidence + from, stride, p.threads, [&](auto r, auto o, auto count, const float* y) {
+      std::copy(y, y + count, token[r].*to + o);
+    });
+  }
+
+  // The evidence of the token, its query and its step: value, precision, key and query.
   void observe(int64_t r) {
     const float* e = evidence + r * p.evidence_proj.out;
     StepScratch<float>& t = token[r];
-    std::copy(e + first, e + first + D, t.lam_v);
+    if (p.precision_up.weight == nullptr) std::copy(e + first, e + first + D, t.lam_v);
     const float floor = static_cast<float>(p.floor);
     map_row(t.lam_v, D, [&](Vec<float> raw, int64_t) {
       if (p.link == KLA_LINK_EXP) return exp<float>(raw);
@@ -130,8 +145,12 @@ class LayerStep {
     });
     const float* value = p.project_value ? e : stream + r * deep;
     for (int64_t d = 0; d < D; ++d) t.v[d] = information(value[d], t.lam_v[d]);
-    copy_key(e + first + D, t.k);
-    copy_key(e + first + D + p.N, t.q);
+    copy_key(e + key, t.k);
+    copy_key(e + key + p.N, t.q);
+    if (steps())
+      map_row(t.dt, D, [&](Vec<float> raw, int64_t d) {
+        return softplus(raw + load_lanes(p.raw_dt + d, D - d)) * static_cast<float>(p.step_scale);
+      });
     std::fill(t.y, t.y + D, 0.0f);
   }
 
@@ -143,6 +162,7 @@ class LayerStep {
 
   // The belief does not stay in a cache from one token to the next, so threads share the work of reading it, by
   // pieces of channels. Below 4,096 numbers a second thread gains nothing.
+  template <bool GAPS>
   void filter() {
     constexpr int64_t kChannels = 128;
     kla_scan_params scan{};
@@ -153,7 +173,7 @@ class LayerStep {
     const int64_t pieces = (D + kChannels - 1) / kChannels;
     auto task = [&](int64_t i, int) {
       const int64_t r = i / pieces, begin = i % pieces * kChannels;
-      if (real(r)) step_channels<float, false, false>(scan, r, begin, std::min(D, begin + kChannels), token[r]);
+      if (real(r)) step_channels<float, GAPS, false>(scan, r, begin, std::min(D, begin + kChannels), token[r]);
       else if (begin == 0) keep_row<float>(scan, r);
     };
     parallel_for(p.N * D < 4096 ? 1 : p.threads, KLA_POOL_AUTO, p.R * pieces, task);

@@ -101,7 +101,12 @@ int check(const kla_layer_params* p) {
   if (!few_rows(p->R, p->threads, p->dtype)) return KLA_ERROR_ARGUMENT;
   if (p->N < 1 || p->D < 1 || p->K < 0 || p->G < 1 || p->N % p->G != 0) return KLA_ERROR_ARGUMENT;
   if (p->link < KLA_LINK_INVERSE_SOFTPLUS || p->link > KLA_LINK_EXP) return KLA_ERROR_ARGUMENT;
-  const int64_t width = p->in_proj.in, evidence = (p->project_value ? 2 : 1) * p->D + 2 * p->N;
+  const kla_matrix &precision = p->precision_up, &step = p->step_up;
+  if (precision.weight != nullptr && (precision.in < 1 || precision.out != p->D)) return KLA_ERROR_ARGUMENT;
+  if (step.weight != nullptr && (step.in < 1 || step.out != p->D || p->raw_dt == nullptr)) return KLA_ERROR_ARGUMENT;
+  const int64_t width = p->in_proj.in;
+  const int64_t evidence = (p->project_value ? p->D : 0) + (precision.weight ? precision.in : p->D) +
+                           (step.weight ? step.in : 0) + 2 * p->N;
   const bool fit = width >= 1 && has_shape(p->in_proj, 2 * p->D, width) &&
                    has_shape(p->evidence_proj, evidence, p->D) && has_shape(p->out_proj, width, p->D);
   if (!fit) return KLA_ERROR_ARGUMENT;

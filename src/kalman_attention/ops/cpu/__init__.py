@@ -25,6 +25,7 @@ from kalman_attention.ops.cpu.scan import adjoint_map as adjoint_map
 from kalman_attention.ops.cpu.scan import backward as backward
 from kalman_attention.ops.cpu.scan import filter_map as filter_map
 from kalman_attention.ops.cpu.scan import forward as forward
+from kalman_attention.ops.cpu.scan import rates as rates
 from kalman_attention.ops.cpu.scan import smooth as smooth
 from kalman_attention.ops.cpu.scan import smooth_backward as smooth_backward
 from kalman_attention.ops.cpu.scan import step as step

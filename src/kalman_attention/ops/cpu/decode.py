@@ -25,7 +25,8 @@ LINKS = {"inverse_softplus": 0, "softplus": 1, "exp": 2}
 _STORED = (torch.float32, torch.bfloat16)
 _PLAIN = (Tensor, torch.nn.Parameter)
 _PRODUCT = struct.Struct("=11q")
-_LAYER = struct.Struct("=12q3d29q")
+_LAYER = struct.Struct("=12q4d38q")
+_NO_MATRIX = (0, 0, 0, 0)
 
 
 class LayerWeights(NamedTuple):
@@ -37,8 +38,12 @@ class LayerWeights(NamedTuple):
         in_bias: bias of that projection.
         conv_weight: taps, ``[K, D]``; None without a convolution.
         conv_bias: ``[D]``.
-        evidence_proj: value (if projected), precision, key and query, ``[.., D]``.
+        evidence_proj: value (if projected), precision, step (if chosen), key, query, ``[.., D]``.
         evidence_bias: bias of that projection.
+        precision_up: from a precision of low rank to all channels, ``[D, rank]``; None if the
+            precision has full rank.
+        precision_bias: bias of that projection.
+        step_up: the same for step sizes, ``[D, rank]``; None if tokens do not choose them.
         gate_bias: ``[D]``.
         skip: ``[D]``.
         readout_norm: gain, ``[D]``.
@@ -53,6 +58,9 @@ class LayerWeights(NamedTuple):
     conv_bias: Tensor | None
     evidence_proj: Tensor
     evidence_bias: Tensor | None
+    precision_up: Tensor | None
+    precision_bias: Tensor | None
+    step_up: Tensor | None
     gate_bias: Tensor | None
     skip: Tensor | None
     readout_norm: Tensor | None
@@ -69,6 +77,7 @@ class LayerOptions(NamedTuple):
         floor: floor of the link.
         norm_eps: epsilon of the norm before the layer.
         readout_eps: epsilon of the norm of the read-out.
+        step_scale: a token takes step_scale softplus(step + raw_dt), if it chooses its step.
     """
 
     qk_norm: bool
@@ -76,6 +85,7 @@ class LayerOptions(NamedTuple):
     floor: float
     norm_eps: float
     readout_eps: float
+    step_scale: float = 1.0
 
 
 class LayerTokens(NamedTuple):
@@ -152,6 +162,7 @@ def layer_step(
     a_bar: Tensor,
     p_bar: Tensor,
     mask: Tensor | None = None,
+    raw_dt: Tensor | None = None,
     *,
     isa: str = "auto",
 ) -> LayerTokens:
@@ -162,8 +173,10 @@ def layer_step(
         weights: in the dtype of the tokens.
         options: options of the layer.
         a_bar: decay per token, ``[G, D]`` float32.
-        p_bar: process-noise variance per token, ``[G, D]`` float32.
+        p_bar: process-noise variance per token, ``[G, D]`` float32. If tokens choose their steps,
+            both are rates and limits instead (``scan.rates``).
         mask: ``[R]`` bool, False where a row has no token.
+        raw_dt: bias of the steps that tokens choose, ``[D]`` float32.
         isa: instruction set, for tests.
 
     Returns:
@@ -172,7 +185,9 @@ def layer_step(
     x, window, mean, variance = tokens
     out = LayerTokens(*map(torch.empty_like, tokens))
     (R, N, D), G, taps = mean.shape, variance.shape[1], weights.conv_weight
-    projected = weights.evidence_proj.shape[0] == 2 * D + 2 * N
+    others = D if weights.precision_up is None else weights.precision_up.shape[1]
+    others += 2 * N + (0 if weights.step_up is None else weights.step_up.shape[1])
+    projected = weights.evidence_proj.shape[0] == D + others
     params = _LAYER.pack(
         *(ABI_VERSION, ISA[isa], torch.get_num_threads(), DTYPES[x.dtype], R, N, G, D),
         *(0 if taps is None else taps.shape[0], projected, options.qk_norm, LINKS[options.link]),
@@ -180,6 +195,8 @@ def layer_step(
         *(at(weights.norm), *_matrix(weights.in_proj, weights.in_bias)),
         *(at(taps), at(weights.conv_bias)),
         *_matrix(weights.evidence_proj, weights.evidence_bias),
+        *_matrix(weights.precision_up, weights.precision_bias),
+        *(*_matrix(weights.step_up, None), at(raw_dt)),
         *(at(weights.gate_bias), at(weights.skip), at(weights.readout_norm)),
         *_matrix(weights.out_proj, weights.out_bias),
         *(a_bar.data_ptr(), p_bar.data_ptr(), at(mask)),
@@ -190,5 +207,5 @@ def layer_step(
     return out
 
 
-def _matrix(weight: Tensor, bias: Tensor | None) -> tuple[int, int, int, int]:
-    return weight.data_ptr(), at(bias), *weight.shape
+def _matrix(weight: Tensor | None, bias: Tensor | None) -> tuple[int, int, int, int]:
+    return _NO_MATRIX if weight is None else (weight.data_ptr(), at(bias), *weight.shape)
