@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from kalman_attention.ops.cpu import can_fuse, softplus_backward, softplus_forward
+from kalman_attention.ops.cpu import can_fuse, softplus_backward, softplus_forward, torch_gradients
 
 PrecisionLink = Literal["inverse_softplus", "softplus", "exp"]
 
@@ -76,14 +76,12 @@ class _Softplus(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         x, bias, y = ctx.saved_tensors
         floor, scale, inverse = ctx.numbers
-        if torch.is_grad_enabled():  # a gradient that is differentiated again: torch does both
-            wanted = [z for z in (x, bias) if z is not None and z.requires_grad]
-            y = _plain_softplus(x, bias, floor, scale, inverse)
-            found = iter(torch.autograd.grad(y, wanted, dy, create_graph=True))
-            dx, dbias = (
-                None if z is None or not z.requires_grad else next(found) for z in (x, bias)
-            )
-            return dx, dbias, None, None, None
+        if torch.is_grad_enabled():
+
+            def plain(x: Tensor, bias: Tensor | None) -> Tensor:
+                return _plain_softplus(x, bias, floor, scale, inverse)
+
+            return *torch_gradients(plain, dy, x, bias), None, None, None
         options = {"floor": floor, "scale": scale, "inverse": inverse}
         return *softplus_backward(dy, x, bias, y, **options), None, None, None
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention.nn.float32 import at_least_float32
-from kalman_attention.ops.cpu import can_fuse, norm_backward, norm_forward
+from kalman_attention.ops.cpu import can_fuse, norm_backward, norm_forward, torch_gradients
 
 
 class RMSNorm(nn.Module):
@@ -64,14 +64,13 @@ class _FusedNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         x, gain = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return *norm_backward(dy, x, gain, ctx.eps), None
-        # A gradient that is differentiated again: torch differentiates its own norm.
-        wanted = [z for z in (x, gain) if z is not None and z.requires_grad]
-        y = _plain_norm(x, gain, ctx.eps)
-        found = iter(torch.autograd.grad(y, wanted, dy, create_graph=True))
-        dx, dgain = (None if z is None or not z.requires_grad else next(found) for z in (x, gain))
-        return dx, dgain, None
+        if torch.is_grad_enabled():
+
+            def plain(x: Tensor, gain: Tensor | None) -> Tensor:
+                return _plain_norm(x, gain, ctx.eps)
+
+            return *torch_gradients(plain, dy, x, gain), None
+        return *norm_backward(dy, x, gain, ctx.eps), None
 
 
 def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor:

@@ -21,6 +21,7 @@ from kalman_attention.ops.cpu.rows import norm_backward as norm_backward
 from kalman_attention.ops.cpu.rows import norm_forward as norm_forward
 from kalman_attention.ops.cpu.rows import softplus_backward as softplus_backward
 from kalman_attention.ops.cpu.rows import softplus_forward as softplus_forward
+from kalman_attention.ops.cpu.rows import torch_gradients as torch_gradients
 from kalman_attention.ops.cpu.scan import adjoint_map as adjoint_map
 from kalman_attention.ops.cpu.scan import backward as backward
 from kalman_attention.ops.cpu.scan import filter_map as filter_map

@@ -4,6 +4,7 @@ As torch operations they are up to a dozen passes, which wait for memory.
 """
 
 import struct
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -35,6 +36,25 @@ def can_fuse(x: Tensor, vector: Tensor | None = None) -> bool:
         and torch._C._functorch.peek_interpreter_stack() is None  # vmap and other transforms
         and why_not() is None
     )
+
+
+def torch_gradients(
+    function: Callable[..., Tensor], dy: Tensor, *inputs: Tensor | None
+) -> Iterator[Tensor | None]:
+    """Gradients by torch operations, for gradients that are differentiated again.
+
+    Args:
+        function: the same function in torch operations.
+        dy: gradient with respect to its result.
+        inputs: its arguments.
+
+    Returns:
+        One gradient for each argument, None where it needs none.
+    """
+    needed = [x is not None and x.requires_grad for x in inputs]
+    wanted = [x for x, asked in zip(inputs, needed, strict=True) if x is not None and asked]
+    found = iter(torch.autograd.grad(function(*inputs), wanted, dy, create_graph=True))
+    return (next(found) if asked else None for asked in needed)
 
 
 def softplus_forward(
