@@ -84,6 +84,15 @@ def test_ctrl_c_and_sigterm_save_and_say_how_to_continue(tmp_path):
     assert final(folder) == final(tmp_path / "whole")
 
 
+@pytest.fixture
+def _hangups_arrive():
+    """Under nohup they are ignored, and training leaves that as it is."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("_hangups_arrive")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 @pytest.mark.parametrize("cut", [0, 2])
 def test_a_signal_cuts_an_evaluation_which_is_made_up_for(tmp_path, number, cut):

@@ -77,7 +77,7 @@ class LayerOptions(NamedTuple):
         floor: floor of the link.
         norm_eps: epsilon of the norm before the layer.
         readout_eps: epsilon of the norm of the read-out.
-        step_scale: a token takes step_scale softplus(step + raw_dt), if it chooses its step.
+        step_scale: a token takes step_scale softplus(step + step_bias), if it chooses its step.
     """
 
     qk_norm: bool
@@ -162,7 +162,7 @@ def layer_step(
     a_bar: Tensor,
     p_bar: Tensor,
     mask: Tensor | None = None,
-    raw_dt: Tensor | None = None,
+    step_bias: Tensor | None = None,
     *,
     isa: str = "auto",
 ) -> LayerTokens:
@@ -176,7 +176,7 @@ def layer_step(
         p_bar: process-noise variance per token, ``[G, D]`` float32. If tokens choose their steps,
             both are rates and limits instead (``scan.rates``).
         mask: ``[R]`` bool, False where a row has no token.
-        raw_dt: bias of the steps that tokens choose, ``[D]`` float32.
+        step_bias: bias of the steps that tokens choose, ``[D]`` float32.
         isa: instruction set, for tests.
 
     Returns:
@@ -196,7 +196,7 @@ def layer_step(
         *(at(taps), at(weights.conv_bias)),
         *_matrix(weights.evidence_proj, weights.evidence_bias),
         *_matrix(weights.precision_up, weights.precision_bias),
-        *(*_matrix(weights.step_up, None), at(raw_dt)),
+        *(*_matrix(weights.step_up, None), at(step_bias)),
         *(at(weights.gate_bias), at(weights.skip), at(weights.readout_norm)),
         *_matrix(weights.out_proj, weights.out_bias),
         *(a_bar.data_ptr(), p_bar.data_ptr(), at(mask)),
