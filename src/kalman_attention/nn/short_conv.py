@@ -148,22 +148,17 @@ def _plain_conv(x: Tensor, window: Tensor, weight: Tensor, bias: Tensor) -> Tens
     return (bias.to(dtype) + sum(taps)).to(x.dtype)
 
 
-def _widened(x: Tensor) -> Tensor:
-    """In float32 if the dtype is shorter, in which the native convolution can read it."""
-    return x.to(at_least_float32(x.dtype))
-
-
 class _CausalConv(torch.autograd.Function):
     """The convolution and its exact gradient, both as shifted multiply-adds in place.
 
-    With autograd every tap would allocate and save a full-size tensor. In float32 on a CPU one
+    With autograd every tap would allocate and save a full-size tensor. On a CPU one
     native pass replaces one pass per tap, because long sequences do not fit into a cache.
     """
 
     @staticmethod
     def forward(x: Tensor, window: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        if can_convolve(*(wide := [_widened(z) for z in (x, window, weight, bias)])):
-            return conv_forward(*wide).to(x.dtype)
+        if can_convolve(x, window, weight, bias):
+            return conv_forward(*(z.float() for z in (x, window, weight, bias))).to(x.dtype)
         dtype, T, K = at_least_float32(x.dtype), x.shape[1], weight.shape[0]
         w = weight.to(dtype)
         y = torch.addcmul(bias.to(dtype), x.to(dtype), w[K - 1])  # the tap of the token itself
@@ -181,10 +176,10 @@ class _CausalConv(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
         x, window, weight = ctx.saved_tensors
-        wide = [_widened(z) for z in (dy, x, window, weight)]
-        if not torch.is_grad_enabled() and can_convolve(*wide):
+        if not torch.is_grad_enabled() and can_convolve(dy, x, window, weight):
+            found = conv_backward(*(z.float() for z in (dy, x, window, weight)))
             dtypes = (x.dtype, window.dtype, weight.dtype, ctx.bias_dtype)
-            return tuple(d.to(t) for d, t in zip(conv_backward(*wide), dtypes, strict=True))
+            return tuple(d.to(dtype) for d, dtype in zip(found, dtypes, strict=True))
         dtype, T, K = at_least_float32(x.dtype), x.shape[1], weight.shape[0]
         w, dy = weight.to(dtype), dy.to(dtype)
         dx = dy * w[K - 1]

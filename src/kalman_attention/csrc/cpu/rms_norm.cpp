@@ -28,7 +28,7 @@ class Norm {
 
   int64_t tasks() const { return (p.rows + kRows - 1) / kRows; }
 
-  // With less work than 100,000 entries a second thread costs more than it gains.
+  // Small tensors are not worth waking another thread; the limit is a guess.
   int64_t threads() const { return std::max<int64_t>(1, std::min(p.threads, p.rows * p.D / 100000)); }
 
   template <class S>

@@ -27,9 +27,9 @@ class ConvGrads(NamedTuple):
 
 
 def can_convolve(*tensors: Tensor) -> bool:
-    """Whether the native convolution can take these: plain float32 CPU tensors."""
+    """Whether the native convolution can take these in float32: plain CPU tensors, no float64."""
     for x in tensors:
-        if x.dtype is not torch.float32 or x.device.type != "cpu":
+        if x.dtype is torch.float64 or x.device.type != "cpu":
             return False
         if type(x) not in (Tensor, torch.nn.Parameter):
             return False  # a traced or wrapped tensor has no memory to read
