@@ -13,14 +13,6 @@
 namespace kla {
 namespace KLA_ISA_NAMESPACE {
 
-KLA_INLINE Vec<float> load_weights(const float* p) { return load_any<Vec<float>>(p); }
-
-KLA_INLINE Vec<float> load_weights(const BFloat* p) {
-  typedef uint16_t Short __attribute__((vector_size(KLA_VECTOR_BYTES / 2)));
-  typedef uint32_t Word __attribute__((vector_size(KLA_VECTOR_BYTES)));
-  return (Vec<float>)(__builtin_convertvector(load_any<Short>(p), Word) << 16);
-}
-
 // Memory delivers more if it is read at several places at once: this is the number of pieces of a matrix that are
 // processed together. Their rows must be pages apart; adjacent rows would be slower than one row at a time. More
 // rows of x need more registers for sums, hence fewer places.
@@ -37,7 +29,7 @@ KLA_INLINE void dot_lanes(const W* const (&rows)[kPlaces<R>], const float* x, in
   int64_t i = 0;
   for (; i + L <= n; i += L)
     for (int g = 0; g < P; ++g) {
-      const Vec<float> w = load_weights(rows[g] + i);
+      const Vec<float> w = load_lanes(rows[g] + i, L);
       for (int r = 0; r < R; ++r) sums[g][r] += w * load_any<Vec<float>>(x + r * stride + i);
     }
   for (int64_t j = i; j < n; ++j)
