@@ -110,15 +110,11 @@ int check(const kla_conv_params* p) {
 void run_backward(const kla_conv_params& p, const kla_conv_grads& g) {
   const Conv conv(p);
   const int64_t size = (p.K + 1) * p.D;
-  std::vector<float> sums(static_cast<size_t>(conv.tasks() * size));
-  auto walk = [&](int64_t task, int) { conv.backward(g, task, sums.data() + task * size); };
-  parallel_for(conv.threads(), KLA_POOL_AUTO, conv.tasks(), walk);
+  auto walk = [&](int64_t task, float* sums) { conv.backward(g, task, sums); };
+  const std::vector<float> sums = parallel_sums(conv.threads(), KLA_POOL_AUTO, conv.tasks(), size, walk);
   for (int64_t b = 0; b < p.B; ++b) conv.window_gradient(g, b);
-  for (int64_t i = 0; i < size; ++i) {
-    double sum = 0;
-    for (int64_t task = 0; task < conv.tasks(); ++task) sum += sums[static_cast<size_t>(task * size + i)];
-    (i < p.K * p.D ? g.dweight[i] : g.dbias[i - p.K * p.D]) = static_cast<float>(sum);
-  }
+  std::copy(sums.begin(), sums.end() - p.D, g.dweight);
+  std::copy(sums.end() - p.D, sums.end(), g.dbias);
 }
 
 }  // namespace

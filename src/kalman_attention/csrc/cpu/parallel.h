@@ -3,7 +3,9 @@
 #ifndef KLA_CPU_PARALLEL_H
 #define KLA_CPU_PARALLEL_H
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace kla {
 
@@ -21,6 +23,20 @@ void parallel_for(int64_t threads, int64_t pool, int64_t tasks, F& f) {
   parallel_for(
       threads, pool, tasks,
       [](void* context, int64_t task, int worker) { (*static_cast<F*>(context))(task, worker); }, &f);
+}
+
+// Calls f(task, values) for every task, which fills `size` values, and returns their sums over the tasks.
+template <class F>
+std::vector<float> parallel_sums(int64_t threads, int64_t pool, int64_t tasks, int64_t size, const F& f) {
+  std::vector<float> values(static_cast<size_t>(tasks * size)), sums(static_cast<size_t>(size));
+  auto fill = [&](int64_t task, int) { f(task, values.data() + task * size); };
+  parallel_for(threads, pool, tasks, fill);
+  for (int64_t i = 0; i < size; ++i) {
+    double sum = 0;
+    for (int64_t task = 0; task < tasks; ++task) sum += values[static_cast<size_t>(task * size + i)];
+    sums[static_cast<size_t>(i)] = static_cast<float>(sum);
+  }
+  return sums;
 }
 
 }  // namespace kla

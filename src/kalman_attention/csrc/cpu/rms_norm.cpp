@@ -89,17 +89,11 @@ void run_forward(const kla_norm_params& p) {
 template <class S>
 void run_backward(const kla_norm_params& p, const kla_norm_grads& g) {
   const Norm norm(p);
-  std::vector<float> sums(static_cast<size_t>(norm.tasks() * p.D));
-  auto walk = [&](int64_t task, int) {
-    norm.backward(static_cast<const S*>(p.x), static_cast<const S*>(g.dy), static_cast<S*>(g.dx), task,
-                  sums.data() + task * p.D);
-  };
-  parallel_for(norm.threads(), KLA_POOL_AUTO, norm.tasks(), walk);
-  for (int64_t i = 0; g.dweight != nullptr && i < p.D; ++i) {
-    double sum = 0;
-    for (int64_t task = 0; task < norm.tasks(); ++task) sum += sums[static_cast<size_t>(task * p.D + i)];
-    g.dweight[i] = static_cast<float>(sum);
-  }
+  const S *x = static_cast<const S*>(p.x), *dy = static_cast<const S*>(g.dy);
+  S* dx = static_cast<S*>(g.dx);
+  auto walk = [&](int64_t task, float* sums) { norm.backward(x, dy, dx, task, sums); };
+  const std::vector<float> sums = parallel_sums(norm.threads(), KLA_POOL_AUTO, norm.tasks(), p.D, walk);
+  if (g.dweight != nullptr) std::copy(sums.begin(), sums.end(), g.dweight);
 }
 
 }  // namespace

@@ -69,16 +69,11 @@ class Softplus {
 template <class S>
 void run_backward(const kla_softplus_params& p, const kla_softplus_grads& g) {
   const Softplus link(p);
-  std::vector<float> sums(static_cast<size_t>(link.tasks() * p.D));
   const S* x = static_cast<const S*>(p.x);
   S* dx = static_cast<S*>(g.dx);
-  auto walk = [&](int64_t task, int) { link.backward(g, x, dx, task, sums.data() + task * p.D); };
-  parallel_for(link.threads(), KLA_POOL_AUTO, link.tasks(), walk);
-  for (int64_t i = 0; g.dbias != nullptr && i < p.D; ++i) {
-    double sum = 0;
-    for (int64_t task = 0; task < link.tasks(); ++task) sum += sums[static_cast<size_t>(task * p.D + i)];
-    g.dbias[i] = static_cast<float>(sum);
-  }
+  auto walk = [&](int64_t task, float* sums) { link.backward(g, x, dx, task, sums); };
+  const std::vector<float> sums = parallel_sums(link.threads(), KLA_POOL_AUTO, link.tasks(), p.D, walk);
+  if (g.dbias != nullptr) std::copy(sums.begin(), sums.end(), g.dbias);
 }
 
 }  // namespace
