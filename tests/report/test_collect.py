@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("jinja2")
 
 from kalman_attention.cli.main import main
+from kalman_attention.evaluation.questions import BENCHMARKS
 from kalman_attention.published import WHERE
 from kalman_attention.recipes import mad
 from kalman_attention.recipes.cell import Results
@@ -124,6 +125,21 @@ def test_what_compare_wrote(tmp_path):
     (chart,) = first.charts
     assert [line.name for line in chart.lines] == ["mamba", "kla"]
     assert chart.lines[0].points[0] == (1.0, 2.9)
+
+
+def test_seeds_share_a_row_and_the_plain_name_stands_for_them(tmp_path):
+    tasks = {name: {b.metric: 0.5, "items": 10} for name, b in BENCHMARKS.items()}
+    for name, bits, more in (
+        ("kla", 2.0, {"zero_shot": {"tasks": tasks}}),
+        ("kla-seed1", 1.8, {}),
+    ):
+        found = compared(bits=bits) | more
+        write(tmp_path / f"{name}.json", found | {"recipe": {"model": "kla-micro", "seed": bits}})
+    (section,) = collect(tmp_path)
+    quality, zero_shot = section.tables
+    assert quality.rows[0][3:5] == ["1.9000", "2.0000, 1.8000"]
+    assert zero_shot.rows[0][:2] == ["this run", "kla-micro"]
+    assert [line.name for line in section.charts[0].lines] == ["kla"]
 
 
 @pytest.mark.parametrize(

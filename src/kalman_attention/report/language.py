@@ -106,7 +106,7 @@ def language_models(root: Path) -> Iterator[Section]:
 def _read_compared(folder: Path, root: Path) -> dict[str, dict[str, Any]]:
     """Results in every file of ``kla compare`` by name, best model first."""
     results = {}
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(folder.glob("*.json"), key=lambda path: path.stem):
         check_inside(path, root)
         found = read_json(path)
         if set(found) >= _COMPARED:
