@@ -43,6 +43,20 @@ def test_listing_and_showing_compute_nothing(tmp_path, capsys):
     assert not list(tmp_path.rglob("cells"))
 
 
+def test_listing_tells_results_of_other_configurations(tmp_path, capsys):
+    results, cells = Results(tmp_path, "smoke"), load_experiment("a5").cells("smoke")
+    found = {"metrics": {"accuracy": 0.5}, "curve": [], "positions": []}
+    results.save(cells[0], found)
+    results.save(cells[1], found)
+    kept = json.loads(results.path(cells[1]).read_text())
+    kept["config"]["batch_size"] += 1
+    results.path(cells[1]).write_text(json.dumps(kept))
+    assert reproduce(tmp_path, "a5", "--list") == 0
+    shown = capsys.readouterr().out.splitlines()
+    marks = ["done", "old ", *["    "] * (len(cells) - 2)]
+    assert shown == [f"{mark} {cell.name}" for mark, cell in zip(marks, cells, strict=True)]
+
+
 def test_mistakes_get_help(tmp_path, capsys):
     assert reproduce(tmp_path, "mad", "--only", "kla/copying") == 1
     assert "kla/selective_copying/lr0.001/seed0" in capsys.readouterr().err

@@ -61,7 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "measured series: sunspots.csv and a drive for series, set-a.tar.gz and Outcomes-a.txt for "
         "physionet, ETTh1.csv for forecasting (default: none)",
     )
-    parser.add_argument("--list", action="store_true", help="list the cells and exit")
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="list the cells, those with a result (done) and those whose result is of a different "
+        "configuration (old), and exit",
+    )
     parser.add_argument(
         "--table", action="store_true", help="show existing results without computing anything"
     )
@@ -172,4 +177,8 @@ def _placed(cell: Cell, places: dict[str, str]) -> Cell:
 
 
 def _mark(results: Results, cell: Cell) -> str:
-    return "done" if results.path(cell).exists() else "    "
+    """Whether there is a result, and whether it is one of this cell."""
+    try:
+        return "    " if results.load(cell) is None else "done"
+    except ValueError:
+        return "old "
