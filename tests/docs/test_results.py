@@ -13,6 +13,7 @@ from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.registry import load_experiment
 from kalman_attention.recipes.series import CHOSEN
 from kalman_attention.report.collect import read_verdicts
+from kalman_attention.report.language import repetitions
 from tests.docs.markdown import ROOT, table_rows
 
 
@@ -141,18 +142,23 @@ def test_curves_of_many_processes() -> None:
 def test_language_models() -> None:
     folder = ROOT / "results" / "pretraining"
     speed = read("results/pretraining/speed.json")["tokens_per_second"]
-    found = {name: json.loads((folder / f"{name}.json").read_text()) for name in speed}
+    names = sorted(path.stem for path in folder.glob("*.json") if path.stem != "speed")
+    found = {name: read(f"results/pretraining/{name}.json") for name in names}
     listed = rows_of("results.md")
-    for name, run in found.items():
-        summary, tasks = run["summary"], run["zero_shot"]["tasks"]
-        bits = f"{run['validation']['bits_per_byte']:.3f}"
-        row = [name, f"{summary['parameters']:,}", bits, f"{speed[name]:,.0f}"]
+    groups = repetitions({name: run["recipe"] for name, run in found.items()})
+    for first, *others in groups:
+        summary, tasks = found[first]["summary"], found[first]["zero_shot"]["tasks"]
+        bits = [found[name]["validation"]["bits_per_byte"] for name in (first, *others)]
+        by_seed = ", ".join(f"{x:.3f}" for x in bits) if others else "one seed"
+        mean = f"{statistics.fmean(bits):.3f}"
+        row = [first, f"{summary['parameters']:,}", mean, by_seed, f"{speed[first]:,.0f}"]
         assert row in listed
         scores = [100 * tasks[b.name][b.metric] for b in BENCHMARKS.values()]
-        mean = sum(scores) / len(scores)
-        assert [name, *(f"{score:.1f}" for score in (*scores, mean))] in listed
-    # One footing: nothing but the model differs.
-    recipes = [{**run["recipe"], "model": None} for run in found.values()]
+        mean_score = sum(scores) / len(scores)
+        assert [first, *(f"{score:.1f}" for score in (*scores, mean_score))] in listed
+    assert {names[0] for names in groups} == set(speed)
+    # One footing: nothing but the model and the seed differs.
+    recipes = [{**run["recipe"], "model": None, "seed": None} for run in found.values()]
     assert all(recipe == recipes[0] for recipe in recipes)
 
 
