@@ -160,8 +160,8 @@ def test_short_and_long_inputs_have_the_same_gradients():
 @pytest.mark.parametrize("spread", [0.02, 1.0])
 def test_what_the_encoder_adds_is_as_large_as_the_embeddings(spread):
     torch.manual_seed(0)
-    config = LanguageModelConfig(vocab_size=64, d_model=128, plan="kla", embedding_std=spread)
-    model = LanguageModel(with_scaffold(config, "encoder-decoder"))
+    options = {"d_model": 128, "plan": "kla", "embedding_std": spread, "encoder_width": 120}
+    model = LanguageModel(LanguageModelConfig(vocab_size=64, **options))
     with torch.no_grad():
         before = model.embedding.weight.detach()
         added = model.embed(torch.arange(64)) - before
