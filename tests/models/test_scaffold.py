@@ -98,6 +98,37 @@ def test_mean_loss_is_cross_entropy(plan, chunk_size):
         )
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("counted", [0, 1, 7, 20])
+@pytest.mark.parametrize("plan", [*MIXERS, "kla*2", "attention + kla", "kla + attention"])
+def test_few_targets_and_a_short_vocabulary_change_no_gradient(plan, counted, packed):
+    model = around(plan).double()
+    ids, targets = text(3, 20), text(3, 20, seed=2)
+    targets[:, : 20 - counted] = -100
+    options = {}
+    if packed:
+        ids, targets = ids.reshape(1, 60), targets.reshape(1, 60)
+        options["cu_seqlens"] = torch.tensor([0, 13, 14, 60])
+    assert ids.numel() > VOCABULARY
+    logits = model(ids, **options).logits.flatten(0, 1)
+    wanted = torch.autograd.grad(
+        cross_entropy(logits, targets.flatten(), reduction="sum"), list(model.parameters())
+    )
+    for checkpointing in (False, True):
+        model.gradient_checkpointing = checkpointing
+        loss = model.loss(ids, targets, reduction="sum", **options)
+        found = torch.autograd.grad(loss, list(model.parameters()))
+        for ours, theirs in zip(found, wanted, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_a_token_outside_a_short_vocabulary_is_named():
+    model, ids = around(), text(3, 20)
+    ids[1, 4] = VOCABULARY + 1
+    with pytest.raises(ValueError, match=f"token {VOCABULARY + 1} is outside the vocabulary"):
+        model.loss(ids, text(3, 20))
+
+
 def test_no_target_counts():
     model, ids = around(), text(2, 5)
     assert model.loss(ids, torch.full_like(ids, -100), reduction="sum") == 0.0

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention._reading import from_dict
-from kalman_attention.models.block import BlockOutput
+from kalman_attention.models.block import BlockOutput, kept
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.output import ModelOutput
 from kalman_attention.models.stack import BlockStack, Variances
@@ -151,11 +151,11 @@ class Autoencoder(BlockStack):
             raise ValueError(
                 "an autoencoder accepts rows of equal length only: it has no mask and no packing."
             )
-        x = self.embed(input_ids)
+        x, keep = self.embed(input_ids), options.pop("keep", None)
         found, T = self.walk(x, **options), input_ids.shape[1]
         positions = sinusoids(T, x.shape[-1]).to(x)
         if found.readout is None:
-            return found._replace(y=found.y[:, -1:] + positions)
+            return found._replace(y=kept(found.y[:, -1:] + positions, keep))
         read = found.readout.map(lambda z: z[:, -1:].expand(-1, T, -1))
         return found._replace(
             readout=read._replace(context=(*read.context, positions.expand_as(x)))

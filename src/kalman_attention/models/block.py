@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from kalman_attention._typing import Mask
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.mixers import MIXERS
+from kalman_attention.models.vocabulary import look_up
 from kalman_attention.nn.decoding import project
 from kalman_attention.nn.kla import KLA
 from kalman_attention.nn.mixer import Mixer
@@ -85,6 +86,8 @@ class Block(nn.Module):
         sample: bool = False,
         generator: torch.Generator | None = None,
         hold: bool = False,
+        ids: Tensor | None = None,
+        keep: Mask | None = None,
     ) -> BlockOutput:
         """Run a sequence ``[B, T, d_model]``, or one token ``[B, d_model]``, through the block.
 
@@ -97,31 +100,36 @@ class Block(nn.Module):
             sample: pass on a posterior sample instead of the mean, if there is a posterior.
             generator: source of randomness.
             hold: stop at the posterior: ``y`` is the unchanged x, and ``resume`` continues.
+            ids: ``[B, T]`` int; x is then a table ``[V, d_model]`` of which they name the rows.
+            keep: ``[B, T]`` bool; ``y`` is then ``[1, n, d_model]``, these n positions only.
         """
+        table, x = x, x if ids is None else look_up(ids, x)
         with_variance = return_variance or sample or hold
         if x.dim() == 2 and not with_variance and isinstance(self.mixer, KLA):
             decoded = self.mixer.decode(x, state, mask, self.norm)
             if decoded is not None:
                 return BlockOutput(self._channels(decoded.y), decoded.state, None)
-        h = self.norm(x)
         if isinstance(self.mixer, KLA):
-            read = self.mixer.read(h, state, mask, cu_seqlens, return_variance=with_variance)
+            options: dict[str, Any] = {"return_variance": with_variance, "ids": ids}
+            read = self.mixer.read(self.norm(table), state, mask, cu_seqlens, **options)
             read = read._replace(context=(*read.context, x))
             if hold:
                 return BlockOutput(x, read.state, read)
             latent = read.sample(1, generator)[0] if sample else read.mean
-            return BlockOutput(self._go_on(latent, *read.context), read.state, read)
+            parts = (kept(z, keep) for z in (latent, *read.context))
+            return BlockOutput(self._go_on(*parts), read.state, read)
         if hold:
             raise ValueError(
                 f"this block has no posterior: its mixer is {self.kind}. Samples and the "
                 "marginal likelihood need KLA as the last mixer of the plan, as in "
                 "'attention*11 + kla'."
             )
+        h = self.norm(x)
         if x.dim() == 2:
             found = self.mixer.step(h, state, mask=mask)
         else:
             found = self.mixer.mix(h, state, mask, cu_seqlens)
-        return BlockOutput(self._channels(x + found.y), found.state, None)
+        return BlockOutput(self._channels(kept(x + found.y, keep)), found.state, None)
 
     def resume(self, latent: Tensor, *context: Tensor) -> Tensor:
         """Continue from the mean or from samples of the read-out, ``[..., T, d_inner]``.
@@ -153,3 +161,8 @@ class Block(nn.Module):
         self.mixer.out_proj.weight.mul_(factor)
         if self.mlp is not None:
             self.mlp.out_proj.weight.mul_(factor)
+
+
+def kept(x: Tensor, keep: Mask | None) -> Tensor:
+    """The chosen positions of ``[B, T, ...]`` in one row, or all of them."""
+    return x if keep is None else x[keep].unsqueeze(0)

@@ -33,6 +33,8 @@ def walk(
     sample: bool = False,
     generator: torch.Generator | None = None,
     hold: bool = False,
+    ids: Tensor | None = None,
+    keep: Mask | None = None,
     visit: Visit | None = None,
     call: Callable[..., BlockOutput] | None = None,
 ) -> BlockOutput:
@@ -49,6 +51,8 @@ def walk(
         sample: pass on posterior samples between blocks; the last block passes on its mean.
         generator: source of randomness.
         hold: stop at the posterior of the last block.
+        ids: ``[B, T]`` int; x is then a table ``[V, d_model]`` of which they name the rows.
+        keep: ``[B, T]`` bool; the result is then ``[1, n, d_model]``, these n positions only.
         visit: called with every block and its output, before the next block runs.
         call: how to call a block, such as through activation checkpointing; called with the block
             and its arguments. Not used for a block that holds, whose output is not recomputed.
@@ -57,7 +61,7 @@ def walk(
         The residual stream after the last block, the tuple of all states, and the read-out of the
         last block, whose state is that tuple, with ``hold``; otherwise None.
     """
-    if x.dim() == 2 and states is None:
+    if x.dim() == 2 and ids is None and states is None:
         raise ValueError(
             "a single token per row needs states: pass those of the previous call, or "
             "init_states(batch_size). A prompt is a sequence: tokens [B, T]."
@@ -77,6 +81,8 @@ def walk(
                 sample=sample and i < last,
                 generator=generator,
                 hold=held,
+                ids=ids if i == 0 else None,
+                keep=keep if i == last else None,
             )
         )
         if visit is not None:
@@ -221,7 +227,16 @@ class BlockStack(nn.Module):
         """
         if kind not in ("mean", "marginal"):
             raise ValueError(f"kind must be 'mean' or 'marginal', got {kind!r}.")
-        found = self._run(input_ids, mask=mask, cu_seqlens=cu_seqlens, hold=kind == "marginal")
+        keep = targets != ignore_index
+        # Few positions count in some tasks; otherwise picking them costs more than it saves.
+        few = kind == "mean" and len(self.decoder) and 2 * int(keep.sum()) < keep.numel()
+        found = self._run(
+            input_ids,
+            mask=mask,
+            cu_seqlens=cu_seqlens,
+            hold=kind == "marginal",
+            keep=keep if few else None,
+        )
         options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction}
         if found.readout is not None:
             return read_loss(
@@ -233,17 +248,19 @@ class BlockStack(nn.Module):
                 chunk_size=chunk_size,
                 **options,
             )
-        x, chunk_size = found.y, chunk_size or 512
-        if len(self.decoder):  # decode only what counts, few positions in some tasks
-            counted = targets != ignore_index
-            chunk_size *= len(targets)
-            x, targets = (z[counted].unsqueeze(0) for z in (x, targets))
+        chunk_size = chunk_size or 512
+        if few:
+            chunk_size, targets = chunk_size * len(targets), targets[keep].unsqueeze(0)
         return posterior_mean_cross_entropy(
-            self.logits, x, targets, chunk_size=chunk_size, **options
+            self.logits, found.y, targets, chunk_size=chunk_size, **options
         )
 
     def _run(self, input_ids: Tensor, **options: Any) -> BlockOutput:
         """Tokens through the blocks; with ``hold``, up to the posterior that ``write`` takes."""
+        short = len(self.embedding.weight) < input_ids.numel()
+        if isinstance(self.encoder, Encoder) and short and options.get("mask") is None:
+            table = self.encoder(self.embedding.weight.to(self.norm.weight.dtype))
+            return self.walk(table, ids=input_ids, **options)
         return self.walk(self.embed(input_ids), **options)
 
     def walk(self, x: Tensor, states: States | None = None, **options: Any) -> BlockOutput:
@@ -255,7 +272,8 @@ class BlockStack(nn.Module):
             **options: further options of the function ``walk``.
         """
         call = None
-        if self.gradient_checkpointing and torch.is_grad_enabled() and x.dim() == 3:
+        single = x.dim() == 2 and options.get("ids") is None
+        if self.gradient_checkpointing and torch.is_grad_enabled() and not single:
             call = partial(checkpoint, use_reentrant=False)
         sample = self.options.between_blocks == "sample"
         return walk(self.stack(), x, states, sample=sample, call=call, **options)

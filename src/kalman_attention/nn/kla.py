@@ -224,20 +224,26 @@ class KLA(Mixer):
         dt: Tensor | None = None,
         seen: Mask | None = None,
         return_variance: bool = False,
+        ids: Tensor | None = None,
     ) -> Readout:
         """Everything up to the posterior of the read-out; arguments as for ``mix``.
 
         Also accepts one token ``[B, d_model]``, with mask ``[B]`` and a state, which is faster than
-        a sequence of one, because the discretised dynamics are cached.
+        a sequence of one, because the discretised dynamics are cached. With ``ids``, ``[B, T]``
+        int, x is a table ``[V, d_model]`` of which they name the rows: a short table is projected
+        once, not token by token.
         """
-        if self.config.smooth and (state is not None or x.dim() == 2):
+        if mask is not None:
+            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)  # padding may hold anything, even NaN
+        projected = project(self.in_proj, x)
+        if ids is not None:
+            projected = nn.functional.embedding(ids, projected)
+        if self.config.smooth and (state is not None or projected.dim() == 2):
             raise ValueError(
                 "a layer that smooths reads every token given those after it: it takes whole "
                 "sequences, without a state. smooth=False goes on from a state."
             )
-        if mask is not None:
-            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)  # padding may hold anything, even NaN
-        stream, gate = project(self.in_proj, x).chunk(2, -1)  # [B, T, D] each
+        stream, gate = projected.chunk(2, -1)  # [B, T, D] each
         if self.gate_bias is not None:
             gate = self.gate_bias(gate)
         window, belief = (None, None) if state is None else state
@@ -245,13 +251,13 @@ class KLA(Mixer):
         u = nn.functional.silu(u)
         evidence = self.evidence(u, dt)
         if seen is not None:
-            if seen.dtype != torch.bool or seen.shape != x.shape[:-1]:
+            if seen.dtype != torch.bool or seen.shape != u.shape[:-1]:
                 raise ValueError(
                     f"seen is {seen.dtype} {list(seen.shape)} but must be bool "
-                    f"{list(x.shape[:-1])}: True for tokens that bring evidence."
+                    f"{list(u.shape[:-1])}: True for tokens that bring evidence."
                 )
             evidence = evidence._replace(lam_v=evidence.lam_v * seen.unsqueeze(-1))
-        filtered = self._step if x.dim() == 2 else self._scan
+        filtered = self._step if u.dim() == 2 else self._scan
         y, y_var, belief = filtered(evidence, belief, mask, cu_seqlens, return_variance)
         return Readout(y, y_var, (u, gate), evidence, LayerState(window, belief))
 
