@@ -65,6 +65,8 @@ class HeadSizes:
 class MatrixMixer(Mixer):
     """A mixer defined on padded rows; packing and single steps are derived from it."""
 
+    picks = True
+
     def mix(
         self,
         x: Tensor,
@@ -73,8 +75,19 @@ class MatrixMixer(Mixer):
         cu_seqlens: Tensor | None = None,
         *,
         return_variance: bool = False,
+        ids: Tensor | None = None,
+        keep: Mask | None = None,
     ) -> LayerOutput:
-        """Mix a piece of sequences, continuing from ``state``; see ``Mixer``. No variance."""
+        """Mix a piece of sequences, continuing from ``state``; see ``Mixer``. No variance.
+
+        Without mask and packing, ``ids`` and ``keep`` are as in ``Block.forward``: x is a table,
+        and only some outputs are needed.
+        """
+        if ids is not None or keep is not None:
+            if state is None:
+                state = self.init_state(len(x if ids is None else ids), like=x)
+            y, state = self._mix(x, state, None, parallel=True, ids=ids, keep=keep)
+            return LayerOutput(y, None, state)
         self._check(x, mask, cu_seqlens)
         if cu_seqlens is not None:
             return mix_documents(self.mix, x, state, cu_seqlens)
@@ -98,7 +111,14 @@ class MatrixMixer(Mixer):
         return LayerOutput(y if blank is None else y.masked_fill(blank, 0.0), None, state)
 
     def _mix(
-        self, x: Tensor, state: Any, mask: Mask | None, *, parallel: bool
+        self,
+        x: Tensor,
+        state: Any,
+        mask: Mask | None,
+        *,
+        parallel: bool,
+        ids: Tensor | None = None,
+        keep: Mask | None = None,
     ) -> tuple[Tensor, Any]:
         """Output and new state for rows whose padding is 0; its output there is ignored."""
         raise NotImplementedError

@@ -38,6 +38,7 @@ from kalman_attention.nn.float32 import (
     without_autocast,
 )
 from kalman_attention.nn.links import inverse_softplus, log_uniform
+from kalman_attention.nn.mixer import from_table, kept
 from kalman_attention.nn.norms import RMSNorm, l2_norm
 from kalman_attention.nn.short_conv import ShortConv
 
@@ -139,10 +140,19 @@ class GatedDeltaNet(MatrixMixer):
         return GatedDeltaNetState(self.conv.init_window(batch_size, like), matrix)
 
     def _mix(
-        self, x: Tensor, state: GatedDeltaNetState, mask: Mask | None, *, parallel: bool
+        self,
+        x: Tensor,
+        state: GatedDeltaNetState,
+        mask: Mask | None,
+        *,
+        parallel: bool,
+        ids: Tensor | None = None,
+        keep: Mask | None = None,
     ) -> tuple[Tensor, GatedDeltaNetState]:
         c = self.config
-        stream, gate, rate, step = torch.split(project(self.in_proj, x), self._split, -1)
+        stream, gate, rate, step = torch.split(
+            from_table(project(self.in_proj, x), ids), self._split, -1
+        )
         stream, window = self.conv(stream, state.conv, mask)
         q, k, v = split_heads(nn.functional.silu(stream), self._heads, c.num_heads)
         # As published, 1e-6 is added to the squared length.
@@ -156,7 +166,8 @@ class GatedDeltaNet(MatrixMixer):
             log_alpha, beta = log_alpha.masked_fill(blank, 0.0), beta.masked_fill(blank, 0.0)
         rule = delta_chunked if parallel else delta_recurrence
         y, matrix = rule(q / math.sqrt(c.key_dim), k, v, log_alpha, beta, state.matrix)
-        y = self.norm(y.to(x.dtype)).flatten(2) * nn.functional.silu(gate)
+        y, gate = kept(y.to(x.dtype), keep), kept(gate, keep)
+        y = self.norm(y).flatten(2) * nn.functional.silu(gate)
         return project(self.out_proj, y), GatedDeltaNetState(window, matrix)
 
 

@@ -34,6 +34,7 @@ from kalman_attention.nn.float32 import (
     widened,
     without_autocast,
 )
+from kalman_attention.nn.mixer import from_table, kept
 from kalman_attention.nn.norms import RMSNorm
 
 
@@ -98,19 +99,30 @@ class GLA(MatrixMixer):
         return GLAState(like.new_zeros(shape, dtype=at_least_float32(like.dtype)))
 
     def _mix(
-        self, x: Tensor, state: GLAState, mask: Mask | None, *, parallel: bool
+        self,
+        x: Tensor,
+        state: GLAState,
+        mask: Mask | None,
+        *,
+        parallel: bool,
+        ids: Tensor | None = None,
+        keep: Mask | None = None,
     ) -> tuple[Tensor, GLAState]:
         c = self.config
-        q, k, v, gate = split_heads(project(self.in_proj, x), self._split, c.num_heads)
+        q, k, v, gate = split_heads(
+            from_table(project(self.in_proj, x), ids), self._split, c.num_heads
+        )
         (logit,) = split_heads(
-            self.decay_up(project(self.decay_down, x)), self._split[:1], c.num_heads
+            from_table(self.decay_up(project(self.decay_down, x)), ids),
+            self._split[:1],
+            c.num_heads,
         )
         log_alpha = nn.functional.logsigmoid(logit) / c.gate_logit_normalizer
         if mask is not None:
             log_alpha = log_alpha.masked_fill(~mask[:, :, None, None], 0.0)
         rule = gla_chunked if parallel else gla_recurrence
         y, matrix = rule(q / math.sqrt(c.key_dim), k, v, log_alpha, state.matrix)
-        y = self.norm(y.to(x.dtype)) * nn.functional.silu(gate)
+        y = self.norm(kept(y.to(x.dtype), keep)) * nn.functional.silu(kept(gate, keep))
         return project(self.out_proj, y.flatten(2)), GLAState(matrix)
 
 

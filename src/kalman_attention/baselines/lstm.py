@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from kalman_attention._typing import Mask
 from kalman_attention.baselines.common import MatrixMixer
 from kalman_attention.nn.float32 import KeepsFloat32, at_least_float32, parameter_dtype, widened
+from kalman_attention.nn.mixer import from_table, kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,16 +107,24 @@ class LSTM(MatrixMixer):
         return LSTMState(zeros, torch.zeros_like(zeros))
 
     def _mix(
-        self, x: Tensor, state: LSTMState, mask: Mask | None, *, parallel: bool
+        self,
+        x: Tensor,
+        state: LSTMState,
+        mask: Mask | None,
+        *,
+        parallel: bool,
+        ids: Tensor | None = None,
+        keep: Mask | None = None,
     ) -> tuple[Tensor, LSTMState]:
         dtype, rows = x.dtype, []
-        x, *widest = widened(x, *state)
+        x, *widest = widened(from_table(x, ids), *state)
         state = LSTMState(*widest)
         if x.shape[1] == 0:
-            return self.out_proj(x.new_zeros(len(x), 0, self.config.width, dtype=dtype)), state
+            nothing = x.new_zeros(len(x), 0, self.config.width, dtype=dtype)
+            return self.out_proj(kept(nothing, keep)), state
         if mask is None:
             h, state = self._run(x, state)
-            return self.out_proj(h.to(dtype)), state
+            return self.out_proj(kept(h.to(dtype), keep)), state
         # torch's LSTM knows no mask: with padding, take single steps and keep the old state there.
         for t in range(x.shape[1]):
             h, after = self._run(x[:, t : t + 1], state)

@@ -33,7 +33,7 @@ from kalman_attention._typing import Belief, Dynamics, Keys, Mask, Values
 from kalman_attention.nn.decoding import project
 from kalman_attention.nn.float32 import KeepsFloat32, at_least_float32, empty_parameter
 from kalman_attention.nn.links import inverse_softplus, log_uniform, softplus
-from kalman_attention.nn.mixer import LayerOutput, Mixer, Skip
+from kalman_attention.nn.mixer import LayerOutput, Mixer, Skip, from_table, kept
 from kalman_attention.nn.norms import RMSNorm
 from kalman_attention.nn.short_conv import ShortConv
 from kalman_attention.ops.linear_scan import LinearScanOutput, linear_scan
@@ -153,6 +153,7 @@ class Mamba(Mixer):
     """
 
     options: ClassVar[type[Any]] = MambaConfig
+    picks = True
     config: MambaConfig
 
     def __init__(self, config: MambaConfig | None = None, **fields: Any) -> None:
@@ -187,12 +188,20 @@ class Mamba(Mixer):
         cu_seqlens: Tensor | None = None,
         *,
         return_variance: bool = False,
+        ids: Tensor | None = None,
+        keep: Mask | None = None,
     ) -> LayerOutput:
-        """Mix a piece of sequences, continuing from ``state``; see ``Mixer``. No variance."""
-        self._check(x, mask, cu_seqlens)
+        """Mix a piece of sequences, continuing from ``state``; see ``Mixer``. No variance.
+
+        ``ids`` and ``keep`` as in ``Block.forward``: x is a table, and only some outputs are
+        needed.
+        """
+        if ids is None:
+            self._check(x, mask, cu_seqlens)
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)  # padding may hold anything, even NaN
-        stream, gate = project(self.in_proj, x).chunk(2, -1)  # [B, T, D] each
+        projected = from_table(project(self.in_proj, x), ids)
+        stream, gate = projected.chunk(2, -1)  # [B, T, D] each
         window, hidden = (None, None) if state is None else state
         u, window = self.conv(stream, window, mask, cu_seqlens)
         inputs, A = self.select(nn.functional.silu(u))
@@ -201,7 +210,8 @@ class Mamba(Mixer):
             y, hidden = kernel_scan(*inputs, A)
         else:
             y, hidden = self._scan(inputs, A, hidden, mask, cu_seqlens)
-        return LayerOutput(self.write(y, inputs.u, gate), None, MambaState(window, hidden))
+        y = self.write(*(kept(z, keep) for z in (y, inputs.u, gate)))
+        return LayerOutput(y, None, MambaState(window, hidden))
 
     def step(
         self,

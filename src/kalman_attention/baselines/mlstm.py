@@ -39,7 +39,7 @@ from kalman_attention.nn.float32 import (
     widened,
     without_autocast,
 )
-from kalman_attention.nn.mixer import Skip
+from kalman_attention.nn.mixer import Skip, from_table, kept
 from kalman_attention.nn.short_conv import ShortConv
 
 EPS = 1e-6
@@ -250,10 +250,17 @@ class MLSTM(MatrixMixer):
         return MLSTMState(self.conv.init_window(batch_size, like), matrix, stabiliser)
 
     def _mix(
-        self, x: Tensor, state: MLSTMState, mask: Mask | None, *, parallel: bool
+        self,
+        x: Tensor,
+        state: MLSTMState,
+        mask: Mask | None,
+        *,
+        parallel: bool,
+        ids: Tensor | None = None,
+        keep: Mask | None = None,
     ) -> tuple[Tensor, MLSTMState]:
         c = self.config
-        stream, gate = project(self.in_proj, x).chunk(2, -1)
+        stream, gate = from_table(project(self.in_proj, x), ids).chunk(2, -1)
         u, window = self.conv(stream, state.conv, mask)
         u = nn.functional.silu(u)
         qkv = torch.cat([self.q_proj(u), self.k_proj(u), self.v_proj(stream)], -1)
@@ -266,6 +273,7 @@ class MLSTM(MatrixMixer):
         rule = mlstm_chunked if parallel else mlstm_recurrence
         k = k / math.sqrt(k.shape[-1])
         y, matrix, m = rule(q, k, v, log_i, log_f, state.matrix, state.stabiliser)
+        y, u, gate = (kept(z, keep) for z in (y, u, gate))
         y = self.skip(self.norm(y).to(x.dtype), u)
         y = project(self.out_proj, y * nn.functional.silu(gate))
         return y, MLSTMState(window, matrix, m)

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from kalman_attention._reading import from_dict
-from kalman_attention.models.block import BlockOutput, kept
+from kalman_attention.models.block import BlockOutput
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.output import ModelOutput
 from kalman_attention.models.stack import BlockStack, Variances
+from kalman_attention.nn.mixer import kept
 from kalman_attention.nn.readout import Readout
 
 
@@ -151,15 +152,17 @@ class Autoencoder(BlockStack):
             raise ValueError(
                 "an autoencoder accepts rows of equal length only: it has no mask and no packing."
             )
-        x, keep = self.embed(input_ids), options.pop("keep", None)
-        found, T = self.walk(x, **options), input_ids.shape[1]
-        positions = sinusoids(T, x.shape[-1]).to(x)
+        T, keep, last = input_ids.shape[1], options.pop("keep", None), None
+        if not options.get("hold"):  # nothing but the code leaves the last block
+            last = torch.zeros_like(input_ids, dtype=torch.bool)
+            last[:, -1] = True
+        found = super()._run(input_ids, keep=last, **options)
+        positions = sinusoids(T, found.y.shape[-1]).to(found.y)
         if found.readout is None:
-            return found._replace(y=kept(found.y[:, -1:] + positions, keep))
+            return found._replace(y=kept(found.y.transpose(0, 1) + positions, keep))
         read = found.readout.map(lambda z: z[:, -1:].expand(-1, T, -1))
-        return found._replace(
-            readout=read._replace(context=(*read.context, positions.expand_as(x)))
-        )
+        positions = positions.expand(len(input_ids), -1, -1)
+        return found._replace(readout=read._replace(context=(*read.context, positions)))
 
 
 def sinusoids(length: int, width: int) -> Tensor:

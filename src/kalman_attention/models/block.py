@@ -11,7 +11,7 @@ from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.vocabulary import look_up
 from kalman_attention.nn.decoding import project
 from kalman_attention.nn.kla import KLA
-from kalman_attention.nn.mixer import Mixer
+from kalman_attention.nn.mixer import Mixer, kept
 from kalman_attention.nn.norms import RMSNorm
 from kalman_attention.nn.readout import Readout
 
@@ -124,12 +124,15 @@ class Block(nn.Module):
                 "marginal likelihood need KLA as the last mixer of the plan, as in "
                 "'attention*11 + kla'."
             )
-        h = self.norm(x)
         if x.dim() == 2:
-            found = self.mixer.step(h, state, mask=mask)
+            found = self.mixer.step(self.norm(x), state, mask=mask)
+        elif self.mixer.picks and mask is None and cu_seqlens is None:
+            picked: dict[str, Any] = {"ids": ids, "keep": keep}
+            found = self.mixer.mix(self.norm(table), state, **picked)
         else:
-            found = self.mixer.mix(h, state, mask, cu_seqlens)
-        return BlockOutput(self._channels(kept(x + found.y, keep)), found.state, None)
+            found = self.mixer.mix(self.norm(x), state, mask, cu_seqlens)
+            found = found._replace(y=kept(found.y, keep))
+        return BlockOutput(self._channels(kept(x, keep) + found.y), found.state, None)
 
     def resume(self, latent: Tensor, *context: Tensor) -> Tensor:
         """Continue from the mean or from samples of the read-out, ``[..., T, d_inner]``.
@@ -161,8 +164,3 @@ class Block(nn.Module):
         self.mixer.out_proj.weight.mul_(factor)
         if self.mlp is not None:
             self.mlp.out_proj.weight.mul_(factor)
-
-
-def kept(x: Tensor, keep: Mask | None) -> Tensor:
-    """The chosen positions of ``[B, T, ...]`` in one row, or all of them."""
-    return x if keep is None else x[keep].unsqueeze(0)

@@ -27,7 +27,7 @@ from kalman_attention.nn.config import KLAConfig
 from kalman_attention.nn.decoding import decode_token, project
 from kalman_attention.nn.float32 import at_least_float32
 from kalman_attention.nn.links import inverse_precision, value_precision
-from kalman_attention.nn.mixer import Bias, Context, LayerOutput, Mixer, Skip
+from kalman_attention.nn.mixer import Bias, Context, LayerOutput, Mixer, Skip, from_table
 from kalman_attention.nn.norms import RMSNorm, l2_norm
 from kalman_attention.nn.prior import LatentPrior, TimeTurns, TokenSteps
 from kalman_attention.nn.readout import Evidence, Readout
@@ -235,9 +235,7 @@ class KLA(Mixer):
         """
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)  # padding may hold anything, even NaN
-        projected = project(self.in_proj, x)
-        if ids is not None:
-            projected = nn.functional.embedding(ids, projected)
+        projected = from_table(project(self.in_proj, x), ids)
         if self.config.smooth and (state is not None or projected.dim() == 2):
             raise ValueError(
                 "a layer that smooths reads every token given those after it: it takes whole "

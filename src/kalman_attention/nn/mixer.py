@@ -47,11 +47,13 @@ class Mixer(nn.Module):
     Attributes:
         options: the dataclass of the mixer's options; it has ``d_model``, and defaults for
             everything else.
+        picks: whether ``mix`` takes ``ids`` and ``keep``; KLA has ``read`` and ``write`` for it.
         out_proj: the matrix that writes into the residual stream; deep stacks initialise it
             smaller.
     """
 
     options: ClassVar[type[Any]]
+    picks: ClassVar[bool] = False
     out_proj: nn.Linear
 
     def __init__(self, config: Any = None, **fields: Any) -> None:
@@ -138,6 +140,16 @@ class Mixer(nn.Module):
             require_packing(x, mask, cu_seqlens)
         if mask is not None:
             require_mask(mask, tuple(x.shape[:-1]), "[B, T]" if axes == 3 else "[B]")
+
+
+def from_table(x: Tensor, ids: Tensor | None) -> Tensor:
+    """Rows of a table ``[V, ...]`` by ``ids``, ``[B, T]``; x itself without ids."""
+    return x if ids is None else nn.functional.embedding(ids, x)
+
+
+def kept(x: Tensor, keep: Mask | None) -> Tensor:
+    """The chosen positions of ``[B, T, ...]`` in one row, ``[1, n, ...]``; all without a choice."""
+    return x if keep is None else x[keep].unsqueeze(0)
 
 
 class ChannelVector(nn.Module):
