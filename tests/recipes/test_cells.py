@@ -179,7 +179,9 @@ def test_mad_at_cpu_scale_has_all_cells_of_the_papers_table(name):
 
 def test_forms_differ_from_the_papers_layer_in_nothing_else():
     cells = {
-        c.labels["model"]: c for c in load_experiment("mad").cells("cpu") if "lr0.003" in c.name
+        c.labels["model"]: c
+        for c in load_experiment("mad").cells("cpu")
+        if c.labels["task"] == "selective_copying"
     }
     for form, options in mad.FORMS.items():
         lines = differences(plain(cells[form].run), plain(cells["kla"].run))
@@ -193,7 +195,8 @@ def test_mad_has_the_papers_lengths_and_one_scaffold_for_all_models():
         run, task = cell.run, cell.run.make_task()
         assert task == make_task(run.task)  # lengths and sizes as published
         assert (run.model.encoder_width, run.model.decoder_widths) == (120, (240, 120))
-        assert (run.batch_size, run.training.schedule) == (172, "cosine")
+        assert (run.batch_size, run.eval_batch_size) == (32, 172)
+        assert run.training.schedule == "cosine"
     lengths = {t: (s.epochs, s.patience) for t, s in mad.SCALES["cpu"].tasks.items()}
     for cell in load_experiment("mad").cells("cpu"):
         assert (cell.run.training.epochs, cell.run.training.patience) == lengths[cell.run.task]
@@ -201,15 +204,18 @@ def test_mad_has_the_papers_lengths_and_one_scaffold_for_all_models():
         assert cell.run.model.encoder_width is cell.run.model.decoder_widths is None
 
 
-def test_rates_of_selective_copying_are_those_that_the_short_runs_chose():
+def test_rates_of_long_tasks_are_those_that_the_short_runs_chose():
     results = Results(Path(__file__).parents[2] / "results", "cpu")
-    chosen = mad.SCALES["cpu"].tasks["selective_copying"].rates
-    for model in MAD:
-        runs = [c for c in mad_rates.cells("cpu") if c.labels["model"] == model]
-        found = [r for c in runs if (r := results.load(c)) is not None]
-        if len(found) == len(runs):
-            assert best(found)["labels"]["lr"] == f"lr{chosen[model]:g}"
-    # Other sequences than those of the table: another seed, and shorter ones.
+    settings = mad.SCALES["cpu"].tasks
+    assert set(mad_rates.EPOCHS) == {task for task, s in settings.items() if s.rates is not None}
+    for task in mad_rates.EPOCHS:
+        for model in MAD:
+            runs = [c for c in mad_rates.cells("cpu") if c.matches(f"{model}/{task}")]
+            assert len(runs) == 2
+            found = [r for c in runs if (r := results.load(c)) is not None]
+            if len(found) == len(runs):
+                assert best(found)["labels"]["lr"] == f"lr{settings[task].rates[model]:g}"
+    # Other sequences than those of the table: another seed.
     assert mad_rates.SEED not in mad.SCALES["cpu"].seeds
 
 
@@ -226,11 +232,15 @@ def test_learning_rates_stand_beside_each_other():
         return {"labels": labels, "metrics": {"accuracy": accuracy, "token_accuracy": 0.1}}
 
     both = [run("lr0.003", 0.9), run("lr0.001", 0.25)]
-    chosen, _, rates = load_experiment("mad").tables("cpu", both)
+    chosen, _, rates = load_experiment("mad-bare").tables("cpu", both)
     assert [row for row in rates.rows if row[0] == "kla"] == [
-        ["kla", "90.0 / 25.0", *["- / -"] * 4, "- at 0.003"]
+        ["kla", "90.0 / 25.0", *["- / -"] * 5]
     ]
     assert chosen.rows[4][:2] == ["kla", "90.0 (85.0)"]
+    *_, rates = load_experiment("mad").tables("cpu", both[1:])
+    assert [row for row in rates.rows if row[0] == "kla"] == [
+        ["kla", "25.0 at 0.001", *["- / -"] * 3, *["- at 0.001"] * 2]
+    ]
     assert len(load_experiment("mad").tables("paper", [])) == 2  # one rate, nothing to compare
 
 

@@ -30,7 +30,7 @@ def smoke(experiment: str, labels: str) -> list:
         ("mad", "gla/fuzzy_recall"),
         ("mad", "kla+/recall"),
         ("mad-bare", "kla/compression"),
-        ("mad-rates", "mamba/lr0.001"),
+        ("mad-rates", "mamba/selective_copying/lr0.001"),
         ("mad-bare", "mamba/selective_copying"),
         ("training-length", "kla/fuzzy_recall"),
         ("process-noise", "kla,p=0/noisy_recall"),

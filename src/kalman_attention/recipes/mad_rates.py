@@ -1,7 +1,7 @@
-"""``mad-rates``: the choice of each model's learning rate on selective copying in ``mad``.
+"""``mad-rates``: the choice of each model's learning rate on the longest tasks of ``mad``.
 
-A run of ``mad`` on selective copying takes hours, so each model has a single run there, twice as
-long as two runs would be. Its rate is chosen here, with shorter sequences, fewer epochs and a
+Compression, fuzzy recall and selective copying take hours in ``mad``, so each model has a single
+run there, twice as long as two runs would be. Its rate is chosen here, with fewer epochs and a
 different seed, in the same way for every model.
 """
 
@@ -15,56 +15,55 @@ from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, best, notes
 from kalman_attention.tasks.registry import make_task
 
-TASK = "selective_copying"
+EPOCHS = {"compression": 10, "fuzzy_recall": 3, "selective_copying": 3}
+"""Length of the runs by task; the learning rate decays to 0 at their end."""
 SEED = 1
-RATES = (3e-3, 1e-3)
-
-_SHORT = mad.TaskScale(options={"seq_len": 64, "num_copied": 8}, epochs=12)
 
 
 def _suite(scale: Scale) -> mad.MadScale:
-    """``mad`` at a scale, with the short task if it has no selective copying."""
-    suite = mad.SCALES[scale]
-    task = suite.tasks[TASK] if scale == "smoke" else _SHORT
-    cpu = mad.SCALES["cpu"]
-    return dataclasses.replace(
-        suite, tasks={TASK: task}, schedule=cpu.schedule, validation_size=cpu.validation_size
-    )
+    """``mad`` at scale cpu with short runs; at scale smoke, with its few sequences."""
+    tasks = mad.SCALES["smoke" if scale == "smoke" else "cpu"].tasks
+    short = {
+        task: dataclasses.replace(tasks[task], epochs=1 if scale == "smoke" else n, patience=70)
+        for task, n in EPOCHS.items()
+    }
+    return dataclasses.replace(mad.SCALES["cpu"], tasks=short)
 
 
 def cells(scale: Scale) -> list[Cell]:
     """Every model at every rate."""
-    suite = _suite(scale)
-    vocabulary = make_task(TASK, **suite.tasks[TASK].options).vocab_size
-    found = []
-    for row in mad.MODELS:
-        model = mad.model_config(row.removesuffix("+"), vocabulary)
-        for rate in RATES:
-            labels = {"model": row, "task": TASK, "lr": f"lr{rate:g}", "seed": f"seed{SEED}"}
-            run = mad.task_run(model, TASK, suite, rate=rate, seed=SEED, marginal=row.endswith("+"))
-            found.append(Cell(experiment="mad-rates", labels=labels, run=run))
+    suite, found = _suite(scale), []
+    for task, setting in suite.tasks.items():
+        vocabulary = make_task(task, **setting.options).vocab_size
+        for row in mad.MODELS:
+            model, marginal = mad.model_config(row, vocabulary, **suite.start), row[-1] == "+"
+            for rate in suite.rates:
+                labels = {"model": row, "task": task, "lr": f"lr{rate:g}", "seed": f"seed{SEED}"}
+                run = mad.task_run(model, task, suite, rate=rate, seed=SEED, marginal=marginal)
+                found.append(Cell(experiment="mad-rates", labels=labels, run=run))
     return found
 
 
 def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
     """Validation accuracy of every model at every rate."""
+    suite = _suite(scale)
 
-    def accuracy(model: str, rate: float) -> str:
-        found = best(results, model=model, lr=f"lr{rate:g}")
-        return percent(None if found is None else found["validation"]["accuracy"])
+    def accuracies(model: str, task: str) -> str:
+        found = [best(results, model=model, task=task, lr=f"lr{rate:g}") for rate in suite.rates]
+        return " / ".join(percent(r["validation"]["accuracy"] if r else None) for r in found)
 
-    rows = [[model, *(accuracy(model, rate) for rate in RATES)] for model in mad.MODELS]
-    task = _suite(scale).tasks[TASK]
+    rows = [[model, *(accuracies(model, task) for task in EPOCHS)] for model in mad.MODELS]
+    epochs = ", ".join(f"{s.epochs} ({t.replace('_', ' ')})" for t, s in suite.tasks.items())
     below = notes(
         scale,
         (
-            f"{task.options['seq_len']} tokens with {task.options['num_copied']} to copy, "
-            f"{task.epochs} epochs, seed {SEED}; otherwise as in mad at scale cpu",
-            "on the validation set; mad uses the better rate on selective copying",
+            f"{epochs} epochs, seed {SEED}; otherwise as in mad at scale cpu",
+            "on the validation set; mad uses the better rate",
         ),
     )
-    title = "Selective copying, short: validation accuracy by learning rate, %"
-    return [Table(title, ["model", *(f"{rate:g}" for rate in RATES)], rows, below)]
+    names = " / ".join(f"{rate:g}" for rate in suite.rates)
+    title = f"Short runs, validation accuracy at the rates {names}, %"
+    return [Table(title, ["model", *(task.replace("_", " ") for task in EPOCHS)], rows, below)]
 
 
 EXPERIMENT = Experiment(

@@ -1,4 +1,7 @@
-"""``ou-depth``: selective copying over depth, with and without the prior (``fig:ou-ablation``)."""
+"""``ou-depth``: selective copying over depth, with and without the prior (``fig:ou-ablation``).
+
+The blocks are in the paper's scaffold, as in ``mad``.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,6 +9,7 @@ from typing import Any, Literal
 
 from kalman_attention._tables import Table, percent
 from kalman_attention.models.config import LanguageModelConfig
+from kalman_attention.models.scaffold import with_scaffold
 from kalman_attention.nn.config import KLAConfig
 from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, mean_of_best, notes
@@ -25,6 +29,7 @@ class DepthScale:
         d_model: width.
         epochs: maximum number of passes over the training set.
         rate: learning rate.
+        batch_size: sequences per update.
         seeds: seeds of data, initial weights and order of batches.
         changes: differences from the published protocol, for the table.
     """
@@ -34,6 +39,7 @@ class DepthScale:
     d_model: int = 128
     epochs: int = 750
     rate: float = 1e-3
+    batch_size: int = 172
     seeds: tuple[int, ...] = (0,)
     changes: tuple[str, ...] = ()
 
@@ -52,10 +58,10 @@ SCALES: dict[Scale, DepthScale] = {
         options={**_SMALL, "train_size": 6_400},
         d_model=64,
         epochs=15,
-        rate=3e-3,
+        batch_size=32,
         changes=(
             "64 tokens with 8 to copy instead of 256 with 16; 6,400 training sequences; width 64",
-            "15 epochs at a learning rate of 3e-3 instead of 750 at 1e-3; one seed instead of five",
+            "15 epochs of batches of 32 instead of 750 of 172; one seed instead of five",
         ),
     ),
     "paper": DepthScale(
@@ -84,13 +90,15 @@ def _run(setting: DepthScale, depth: int, variant: Literal["ou", "none"], seed: 
     d_model = setting.d_model
     vocabulary = make_task("selective_copying", **setting.options).vocab_size
     layer = KLAConfig(d_model=d_model, d_state=8, discretisation=variant)
+    model = LanguageModelConfig(
+        vocab_size=vocabulary, d_model=d_model, plan=("kla",) * depth, kla=layer
+    )
     return TaskRun(
         task="selective_copying",
         task_options=setting.options,
-        model=LanguageModelConfig(
-            vocab_size=vocabulary, d_model=d_model, plan=("kla",) * depth, kla=layer
-        ),
-        batch_size=172,
+        model=with_scaffold(model, "encoder-decoder"),
+        batch_size=setting.batch_size,
+        eval_batch_size=172,
         training=published_training(epochs=setting.epochs, seed=seed, lr=setting.rate),
     )
 

@@ -65,6 +65,8 @@ class TaskRun:
         training: options of the training loop; its seed is also that of the data and of the initial
             weights, and weight decay applies to matrices only.
         batch_size: sequences per update.
+        eval_batch_size: sequences per batch of an evaluation, on which macro accuracy depends
+            slightly; None for ``batch_size``.
         task_options: options that differ from the published settings of the task.
         loss: cross-entropy of the posterior ``"mean"``, or the ``"marginal"`` likelihood (KLA+),
             which is then also used for predictions.
@@ -84,6 +86,7 @@ class TaskRun:
     model: LanguageModelConfig
     training: TrainConfig
     batch_size: int
+    eval_batch_size: int | None = None
     task_options: dict[str, Any] = field(default_factory=dict)
     loss: Literal["mean", "marginal"] = "mean"
     num_samples: int = 10
@@ -198,8 +201,9 @@ class TaskRun:
         return found
 
     def _test_batches(self, test: Sequences) -> Iterator[tuple[Tensor, Tensor]]:
-        for start in range(0, len(test.inputs), self.batch_size):
-            yield tuple(z[start : start + self.batch_size] for z in test)  # type: ignore[misc]
+        size = self.eval_batch_size or self.batch_size
+        for start in range(0, len(test.inputs), size):
+            yield tuple(z[start : start + size] for z in test)  # type: ignore[misc]
 
     def _batches(self, task: Task) -> Batches:
         seed = self.training.seed
