@@ -28,7 +28,6 @@ def rows_of(page: str) -> list[list[str]]:
 VERDICTS = ("confirmed", "refuted", "open")
 MEASURED = (
     "mad",
-    "mad-rates",
     "mad-bare",
     "training-length",
     "process-noise",

@@ -9,7 +9,7 @@ import pytest
 
 from kalman_attention._tables import Table, markdown, percent
 from kalman_attention.published import MAD, MAD_TASKS, PROCESS_NOISE
-from kalman_attention.recipes import mad, mad_rates, training_length
+from kalman_attention.recipes import mad, training_length
 from kalman_attention.recipes.cell import Cell, Results, differences, plain
 from kalman_attention.recipes.experiment import SCALES, best, mean_of_best
 from kalman_attention.recipes.registry import EXPERIMENTS, load_experiment
@@ -172,16 +172,14 @@ def test_mad_at_cpu_scale_has_all_cells_of_the_papers_table(name):
     assert forms == (tuple(mad.FORMS) if name == "mad" else ())
     assert set(MAD_TASKS) == set(TASK_NAMES)
     per_task = {task: [c for c in cells if c.labels["task"] == task] for task in MAD_TASKS}
-    for task, found in per_task.items():  # every model has the same grid, or one chosen before
-        chosen = mad.SUITES[name]["cpu"].tasks[task].rates is not None
-        assert len(found) == (6 if chosen else 12)
+    assert {len(found) for found in per_task.values()} == {12}  # every model has the same grid
 
 
 def test_forms_differ_from_the_papers_layer_in_nothing_else():
     cells = {
         c.labels["model"]: c
         for c in load_experiment("mad").cells("cpu")
-        if c.labels["task"] == "selective_copying"
+        if c.matches("selective_copying/lr0.001")
     }
     for form, options in mad.FORMS.items():
         lines = differences(plain(cells[form].run), plain(cells["kla"].run))
@@ -204,21 +202,6 @@ def test_mad_has_the_papers_lengths_and_one_scaffold_for_all_models():
         assert cell.run.model.encoder_width is cell.run.model.decoder_widths is None
 
 
-def test_rates_of_long_tasks_are_those_that_the_short_runs_chose():
-    results = Results(Path(__file__).parents[2] / "results", "cpu")
-    settings = mad.SCALES["cpu"].tasks
-    assert set(mad_rates.EPOCHS) == {task for task, s in settings.items() if s.rates is not None}
-    for task in mad_rates.EPOCHS:
-        for model in MAD:
-            runs = [c for c in mad_rates.cells("cpu") if c.matches(f"{model}/{task}")]
-            assert len(runs) == 2
-            found = [r for c in runs if (r := results.load(c)) is not None]
-            if len(found) == len(runs):
-                assert best(found)["labels"]["lr"] == f"lr{settings[task].rates[model]:g}"
-    # Other sequences than those of the table: another seed.
-    assert mad_rates.SEED not in mad.SCALES["cpu"].seeds
-
-
 def test_the_validation_set_chooses_and_the_test_set_counts():
     lucky, solid = result("kla", "lr1", "seed0", 0.9), result("kla", "lr2", "seed0", 0.8)
     lucky["validation"], solid["validation"] = {"accuracy": 0.5}, {"accuracy": 0.7}
@@ -231,16 +214,12 @@ def test_learning_rates_stand_beside_each_other():
         labels = {"model": "kla", "task": "compression", "lr": lr, "seed": "seed0"}
         return {"labels": labels, "metrics": {"accuracy": accuracy, "token_accuracy": 0.1}}
 
-    both = [run("lr0.003", 0.9), run("lr0.001", 0.25)]
-    chosen, _, rates = load_experiment("mad-bare").tables("cpu", both)
+    both = [run("lr0.001", 0.9), run("lr0.0005", 0.25)]
+    chosen, _, rates = load_experiment("mad").tables("cpu", both)
     assert [row for row in rates.rows if row[0] == "kla"] == [
         ["kla", "90.0 / 25.0", *["- / -"] * 5]
     ]
     assert chosen.rows[4][:2] == ["kla", "90.0 (85.0)"]
-    *_, rates = load_experiment("mad").tables("cpu", both[1:])
-    assert [row for row in rates.rows if row[0] == "kla"] == [
-        ["kla", "25.0 at 0.001", *["- / -"] * 3, *["- at 0.001"] * 2]
-    ]
     assert len(load_experiment("mad").tables("paper", [])) == 2  # one rate, nothing to compare
 
 

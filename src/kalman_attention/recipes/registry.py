@@ -8,7 +8,6 @@ from kalman_attention.recipes.experiment import Experiment
 EXPERIMENTS = {
     "mad": "one block of six models on the six MAD tasks",
     "mad-bare": "the same without the paper's encoder and decoder MLPs",
-    "mad-rates": "the learning rate of each model on the longest tasks of mad",
     "training-length": "KLA against the best model on three MAD tasks, trained longer",
     "process-noise": "learned process noise against p = 0, on the MAD tasks",
     "ou-depth": "the OU prior against none, over depth",

@@ -20,7 +20,6 @@ VERDICTS = "verdicts.json"
 TITLES = {
     "mad": "MAD",
     "mad-bare": "MAD without encoder and decoder",
-    "mad-rates": "Learning rates of MAD",
     "training-length": "MAD, trained longer",
     "process-noise": "Process noise",
     "ou-depth": "Depth, with and without the OU prior",
