@@ -101,7 +101,7 @@ _PAPER = MadScale(
 
 SCALES: dict[Scale, MadScale] = {
     "smoke": dataclasses.replace(_SMOKE, validation_size=32, forms=tuple(FORMS)),
-    # Accuracy depends on the number of updates more than on their size: batches of 32 learn about
+    # Accuracy depends on the number of updates more than on their size: batches of 32 learn two to
     # three times as fast per epoch as the published 172 (dev/experiments.md). The numbers of epochs
     # follow from the measured time of one.
     "cpu": MadScale(
