@@ -94,6 +94,25 @@ def test_read_and_write_are_forward(plan):
     assert [part.log_probs.shape for part in parts] == [(3, 4, VOCABULARY), (3, 2, VOCABULARY)]
 
 
+@pytest.mark.parametrize("encoder_width", [None, 12])
+@pytest.mark.parametrize("counted", [2, 20])
+@pytest.mark.parametrize("plan", [*MIXERS, "kla*2"])
+def test_the_loss_has_the_gradients_of_all_blocks_at_all_positions(plan, counted, encoder_width):
+    model = small(plan, encoder_width=encoder_width, embedding_std=1.0).double()
+    ids = text(3, 20)
+    targets = torch.where(torch.arange(20) < counted, ids, -100)
+    assert ids.numel() > VOCABULARY
+    x = model.embed(ids)
+    for block in model.blocks:
+        x = block(x).y
+    logits = model.logits(x[:, -1:] + sinusoids(20, 16)).flatten(0, 1)
+    weights = list(model.parameters())
+    wanted = torch.autograd.grad(cross_entropy(logits, targets.flatten()), weights)
+    found = torch.autograd.grad(model.loss(ids, targets), weights)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_mean_loss_is_cross_entropy():
     model, ids, targets = small("attention"), text(2, 9), text(2, 9)
     targets[0, :3] = -100

@@ -106,6 +106,22 @@ def test_another_set_chooses_the_weights_than_the_one_that_counts(tmp_path, mode
     assert watched["metrics"]["accuracy"] == max(p["accuracy"] for p in watched["curve"])
 
 
+def test_evaluation_has_batches_of_its_own(tmp_path):
+    (cell,) = smoke("mad-bare", "mamba/selective_copying")
+    run = dataclasses.replace(cell.run, eval_batch_size=3)
+    found = run.execute(tmp_path, show=False)
+    task, trained = run.make_task(), run.make_model()
+    load_weights(trained, tmp_path / "best")
+    test, by_three, whole = task.generate("test", seed=0), MacroAccuracy(), MacroAccuracy()
+    predicted = predicted_tokens(trained.eval(), test.inputs)
+    whole.update(predicted, test.targets)
+    for start in range(0, len(predicted), 3):
+        part = slice(start, start + 3)
+        by_three.update(predicted[part], test.targets[part])
+    assert found["metrics"]["accuracy"] == pytest.approx(by_three.compute(), abs=1e-12)
+    assert by_three.compute() != pytest.approx(whole.compute(), abs=1e-4)
+
+
 def test_a_stopped_cell_goes_on_to_the_same_bits(tmp_path):
     (cell,) = smoke("mad", "kla/recall")
     whole, cut = Results(tmp_path / "whole", "smoke"), Results(tmp_path / "cut", "smoke")
