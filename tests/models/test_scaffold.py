@@ -2,22 +2,31 @@
 
 import dataclasses
 import json
+from functools import partial
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, gelu
 
-from kalman_attention import LanguageModel, LanguageModelConfig, load_model, save_model
+from kalman_attention import (
+    KLAConfig,
+    LanguageModel,
+    LanguageModelConfig,
+    load_model,
+    save_model,
+)
 from kalman_attention.evaluation.uncertainty import attention_maps
 from kalman_attention.models.autoencoder import Autoencoder, AutoencoderConfig
 from kalman_attention.models.matching import PAPER_MODELS
 from kalman_attention.models.mixers import MIXERS
 from kalman_attention.models.scaffold import SCAFFOLDS, with_scaffold
 from kalman_attention.models.sizes import model_size
+from kalman_attention.models.stack import read_loss
 from kalman_attention.models.storage import load_autoencoder
+from kalman_attention.nn.short_conv import distinct_windows
 from kalman_attention.train import TensorBatches, TrainConfig, fit, token_loss
 from kalman_attention.train.optim import group_names
-from tests.models.small import VOCABULARY, small, text
+from tests.models.small import FILTERS, VOCABULARY, small, text
 
 BOTH = {"encoder_width": 12, "decoder_widths": (24, 10)}
 
@@ -109,6 +118,11 @@ def test_few_targets_and_a_short_vocabulary_change_no_gradient(plan, counted, pa
     if packed:
         ids, targets = ids.reshape(1, 60), targets.reshape(1, 60)
         options["cu_seqlens"] = torch.tensor([0, 13, 14, 60])
+    same_gradients(model, ids, targets, **options)
+
+
+def same_gradients(model, ids, targets, **options):
+    """The loss has the gradients of the logits at all positions."""
     assert ids.numel() > VOCABULARY
     logits = model(ids, **options).logits.flatten(0, 1)
     wanted = torch.autograd.grad(
@@ -120,6 +134,49 @@ def test_few_targets_and_a_short_vocabulary_change_no_gradient(plan, counted, pa
         found = torch.autograd.grad(loss, list(model.parameters()))
         for ours, theirs in zip(found, wanted, strict=True):
             torch.testing.assert_close(ours, theirs)
+
+
+def blanks(B, T):
+    """Text that repeats itself: one token almost everywhere."""
+    ids = text(B, T)
+    found = torch.where(torch.arange(T) % 19 == 5, ids, 3)
+    assert distinct_windows(found, VOCABULARY, 4) is not None
+    assert distinct_windows(ids, VOCABULARY, 4) is None
+    return found
+
+
+@pytest.mark.parametrize("counted", [1, 40])
+@pytest.mark.parametrize("plan", [*MIXERS, "kla*2", "kla + attention"])
+def test_text_that_repeats_itself_changes_no_gradient(plan, counted):
+    targets = text(3, 40, seed=2)
+    targets[:, : 40 - counted] = -100
+    same_gradients(around(plan).double(), blanks(3, 40), targets)
+
+
+@pytest.mark.parametrize("options", [*FILTERS, {"conv_kernel": None}, {"value": "project"}])
+def test_no_option_of_the_layer_changes_it(options):
+    targets = text(3, 40, seed=2)
+    targets[:, :30] = -100
+    torch.manual_seed(0)
+    layer = KLAConfig(d_model=16, d_state=4, **options)
+    config = LanguageModelConfig(vocab_size=VOCABULARY, d_model=16, plan="kla", kla=layer)
+    model = LanguageModel(with_scaffold(config, "encoder-decoder"))
+    same_gradients(model.double(), blanks(3, 40), targets)
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_few_targets_change_no_gradient_of_the_marginal_likelihood(repeats):
+    model = around("kla").double()
+    ids, targets = blanks(3, 40) if repeats else text(3, 40), text(3, 40, seed=2)
+    targets[:, :30] = -100
+    weights = list(model.parameters())
+    seed = partial(torch.Generator().manual_seed, 7)
+    everywhere = read_loss(model.write, model.read(ids), targets, num_samples=3, generator=seed())
+    few = model.loss(ids, targets, kind="marginal", num_samples=3, generator=seed())
+    torch.testing.assert_close(few, everywhere)
+    wanted, found = (torch.autograd.grad(loss, weights) for loss in (everywhere, few))
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_a_token_outside_a_short_vocabulary_is_named():

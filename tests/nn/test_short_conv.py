@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import conv1d, pad
 
-from kalman_attention.nn.short_conv import ShortConv
+from kalman_attention.nn.short_conv import ShortConv, distinct_windows
 from kalman_attention.ops import cpu
 
 D, K = 5, 4
@@ -50,6 +50,45 @@ def test_gradients_with_padding_and_with_packing(T):
     row = x[:1].detach().requires_grad_()
     borders = torch.tensor([0, 1, T])
     assert torch.autograd.gradcheck(lambda x, w: conv(x, w, None, borders), (row, window))
+
+
+@pytest.mark.parametrize("T", [1, 2, 3, 40])
+@pytest.mark.parametrize("V", [1, 3])
+def test_a_table_of_few_tokens(V, T):
+    conv, table = make(), torch.randn(V, D + 2, dtype=torch.float64)
+    ids = torch.randint(V, (40, T), generator=torch.Generator().manual_seed(1)) * (
+        torch.arange(T) % 9 == 0
+    )
+    x = table[ids]
+    u, window = conv(x[..., :D])
+    found = conv.along(table, ids)
+    assert found.ids is not None
+    assert len(found.u) < ids.numel() / 4
+    torch.testing.assert_close(found.u[found.ids], u)
+    torch.testing.assert_close(found.x[found.ids], x)
+    torch.testing.assert_close(found.window, window)
+    plain = conv.along(
+        table, ids, window=conv.init_window(40, x)
+    )  # a given window is not looked at
+    assert plain.ids is None
+    torch.testing.assert_close(plain.u, u)
+    torch.testing.assert_close(plain.x, x)
+
+
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 12), st.integers(0, 2**31))
+def test_distinct_windows(V, K, T, seed):
+    ids = torch.randint(V, (40, T), generator=torch.Generator().manual_seed(seed))
+    found = distinct_windows(ids, V, K)
+    if found is None:
+        return
+    windows = pad(ids, (K - 1, 0), value=V).unfold(1, K, 1)
+    assert torch.equal(found.windows[found.ids], windows)
+    assert len(found.windows.unique(dim=0)) == len(found.windows)
+
+
+def test_a_vocabulary_too_large_to_number_its_windows():
+    assert distinct_windows(torch.zeros(4, 40, dtype=torch.int64), 2**16, 4) is None
+    assert distinct_windows(torch.zeros(4, 40, dtype=torch.int64), 2**15, 4) is not None
 
 
 def test_no_tokens():

@@ -86,6 +86,8 @@ class MatrixMixer(Mixer):
         if ids is not None or keep is not None:
             if state is None:
                 state = self.init_state(len(x if ids is None else ids), like=x)
+                if "conv" in state._fields:  # None: nothing is before the first token
+                    state = state._replace(conv=None)
             y, state = self._mix(x, state, None, parallel=True, ids=ids, keep=keep)
             return LayerOutput(y, None, state)
         self._check(x, mask, cu_seqlens)

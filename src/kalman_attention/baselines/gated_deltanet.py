@@ -38,7 +38,7 @@ from kalman_attention.nn.float32 import (
     without_autocast,
 )
 from kalman_attention.nn.links import inverse_softplus, log_uniform
-from kalman_attention.nn.mixer import from_table, kept
+from kalman_attention.nn.mixer import from_table, kept, kept_rows
 from kalman_attention.nn.norms import RMSNorm, l2_norm
 from kalman_attention.nn.short_conv import ShortConv
 
@@ -150,25 +150,24 @@ class GatedDeltaNet(MatrixMixer):
         keep: Mask | None = None,
     ) -> tuple[Tensor, GatedDeltaNetState]:
         c = self.config
-        stream, gate, rate, step = torch.split(
-            from_table(project(self.in_proj, x), ids), self._split, -1
-        )
-        stream, window = self.conv(stream, state.conv, mask)
-        q, k, v = split_heads(nn.functional.silu(stream), self._heads, c.num_heads)
+        found = self.conv.along(project(self.in_proj, x), ids, state.conv, mask)
+        _, gate, rate, step = torch.split(found.x, self._split, -1)
+        q, k, v = split_heads(nn.functional.silu(found.u), self._heads, c.num_heads)
         # As published, 1e-6 is added to the squared length.
         q, k = l2_norm(q, eps=1e-3), l2_norm(k, eps=1e-3)
         log_alpha = self.decay(step)
         beta = rate.to(log_alpha.dtype).sigmoid()
         if c.negative_eigenvalues:
             beta = 2.0 * beta
+        q, k, v, log_alpha, beta = (from_table(z, found.ids) for z in (q, k, v, log_alpha, beta))
         if mask is not None:
             blank = ~mask.unsqueeze(-1)
             log_alpha, beta = log_alpha.masked_fill(blank, 0.0), beta.masked_fill(blank, 0.0)
         rule = delta_chunked if parallel else delta_recurrence
         y, matrix = rule(q / math.sqrt(c.key_dim), k, v, log_alpha, beta, state.matrix)
-        y, gate = kept(y.to(x.dtype), keep), kept(gate, keep)
+        y, gate = kept(y.to(x.dtype), keep), kept_rows(gate, found.ids, keep)
         y = self.norm(y).flatten(2) * nn.functional.silu(gate)
-        return project(self.out_proj, y), GatedDeltaNetState(window, matrix)
+        return project(self.out_proj, y), GatedDeltaNetState(found.window, matrix)
 
 
 @without_autocast

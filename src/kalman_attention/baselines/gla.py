@@ -34,7 +34,7 @@ from kalman_attention.nn.float32 import (
     widened,
     without_autocast,
 )
-from kalman_attention.nn.mixer import from_table, kept
+from kalman_attention.nn.mixer import from_table, kept, kept_rows
 from kalman_attention.nn.norms import RMSNorm
 
 
@@ -109,20 +109,17 @@ class GLA(MatrixMixer):
         keep: Mask | None = None,
     ) -> tuple[Tensor, GLAState]:
         c = self.config
-        q, k, v, gate = split_heads(
-            from_table(project(self.in_proj, x), ids), self._split, c.num_heads
-        )
-        (logit,) = split_heads(
-            from_table(self.decay_up(project(self.decay_down, x)), ids),
-            self._split[:1],
-            c.num_heads,
-        )
+        q, k, v, gate = split_heads(project(self.in_proj, x), self._split, c.num_heads)
+        decay = self.decay_up(project(self.decay_down, x))
+        (logit,) = split_heads(decay, self._split[:1], c.num_heads)
         log_alpha = nn.functional.logsigmoid(logit) / c.gate_logit_normalizer
+        q, k, v, log_alpha = (from_table(z, ids) for z in (q, k, v, log_alpha))
         if mask is not None:
             log_alpha = log_alpha.masked_fill(~mask[:, :, None, None], 0.0)
         rule = gla_chunked if parallel else gla_recurrence
         y, matrix = rule(q / math.sqrt(c.key_dim), k, v, log_alpha, state.matrix)
-        y = self.norm(kept(y.to(x.dtype), keep)) * nn.functional.silu(kept(gate, keep))
+        gate = kept_rows(gate, ids, keep)
+        y = self.norm(kept(y.to(x.dtype), keep)) * nn.functional.silu(gate)
         return project(self.out_proj, y.flatten(2)), GLAState(matrix)
 
 

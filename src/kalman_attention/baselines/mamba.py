@@ -33,7 +33,7 @@ from kalman_attention._typing import Belief, Dynamics, Keys, Mask, Values
 from kalman_attention.nn.decoding import project
 from kalman_attention.nn.float32 import KeepsFloat32, at_least_float32, empty_parameter
 from kalman_attention.nn.links import inverse_softplus, log_uniform, softplus
-from kalman_attention.nn.mixer import LayerOutput, Mixer, Skip, from_table, kept
+from kalman_attention.nn.mixer import LayerOutput, Mixer, Skip, from_table, kept, kept_rows
 from kalman_attention.nn.norms import RMSNorm
 from kalman_attention.nn.short_conv import ShortConv
 from kalman_attention.ops.linear_scan import LinearScanOutput, linear_scan
@@ -200,18 +200,20 @@ class Mamba(Mixer):
             self._check(x, mask, cu_seqlens)
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)  # padding may hold anything, even NaN
-        projected = from_table(project(self.in_proj, x), ids)
-        stream, gate = projected.chunk(2, -1)  # [B, T, D] each
         window, hidden = (None, None) if state is None else state
-        u, window = self.conv(stream, window, mask, cu_seqlens)
-        inputs, A = self.select(nn.functional.silu(u))
+        found = self.conv.along(project(self.in_proj, x), ids, window, mask, cu_seqlens)
+        u, gate = nn.functional.silu(found.u), found.x[..., self.config.width :]
+        inputs, A = self.select(u)
+        inputs = SelectiveInputs(*(from_table(z, found.ids) for z in inputs))
         # The published kernel supports neither padding nor packing nor an initial state.
-        if mask is None and cu_seqlens is None and hidden is None and kernel_serves(u):
+        if mask is None and cu_seqlens is None and hidden is None and kernel_serves(inputs.u):
             y, hidden = kernel_scan(*inputs, A)
         else:
             y, hidden = self._scan(inputs, A, hidden, mask, cu_seqlens)
-        y = self.write(*(kept(z, keep) for z in (y, inputs.u, gate)))
-        return LayerOutput(y, None, MambaState(window, hidden))
+        parts = (kept_rows(z, found.ids, keep) for z in (u, gate))
+        return LayerOutput(
+            self.write(kept(y, keep), *parts), None, MambaState(found.window, hidden)
+        )
 
     def step(
         self,

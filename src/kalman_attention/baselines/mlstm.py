@@ -39,7 +39,7 @@ from kalman_attention.nn.float32 import (
     widened,
     without_autocast,
 )
-from kalman_attention.nn.mixer import Skip, from_table, kept
+from kalman_attention.nn.mixer import Skip, from_table, kept, kept_rows
 from kalman_attention.nn.short_conv import ShortConv
 
 EPS = 1e-6
@@ -260,12 +260,12 @@ class MLSTM(MatrixMixer):
         keep: Mask | None = None,
     ) -> tuple[Tensor, MLSTMState]:
         c = self.config
-        stream, gate = from_table(project(self.in_proj, x), ids).chunk(2, -1)
-        u, window = self.conv(stream, state.conv, mask)
-        u = nn.functional.silu(u)
+        found = self.conv.along(project(self.in_proj, x), ids, state.conv, mask)
+        u, (stream, gate) = nn.functional.silu(found.u), found.x.chunk(2, -1)
         qkv = torch.cat([self.q_proj(u), self.k_proj(u), self.v_proj(stream)], -1)
         log_i, forget = self.gates(qkv).chunk(2, -1)
         log_f = nn.functional.logsigmoid(forget)
+        qkv, log_i, log_f = (from_table(z, found.ids) for z in (qkv, log_i, log_f))
         if mask is not None:
             blank = ~mask.unsqueeze(-1)
             log_i, log_f = log_i.masked_fill(blank, -torch.inf), log_f.masked_fill(blank, 0.0)
@@ -273,10 +273,10 @@ class MLSTM(MatrixMixer):
         rule = mlstm_chunked if parallel else mlstm_recurrence
         k = k / math.sqrt(k.shape[-1])
         y, matrix, m = rule(q, k, v, log_i, log_f, state.matrix, state.stabiliser)
-        y, u, gate = (kept(z, keep) for z in (y, u, gate))
-        y = self.skip(self.norm(y).to(x.dtype), u)
+        u, gate = (kept_rows(z, found.ids, keep) for z in (u, gate))
+        y = self.skip(self.norm(kept(y, keep)).to(x.dtype), u)
         y = project(self.out_proj, y * nn.functional.silu(gate))
-        return y, MLSTMState(window, matrix, m)
+        return y, MLSTMState(found.window, matrix, m)
 
 
 @without_autocast

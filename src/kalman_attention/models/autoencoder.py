@@ -152,16 +152,20 @@ class Autoencoder(BlockStack):
             raise ValueError(
                 "an autoencoder accepts rows of equal length only: it has no mask and no packing."
             )
-        T, keep, last = input_ids.shape[1], options.pop("keep", None), None
-        if not options.get("hold"):  # nothing but the code leaves the last block
-            last = torch.zeros_like(input_ids, dtype=torch.bool)
-            last[:, -1] = True
-        found = super()._run(input_ids, keep=last, **options)
-        positions = sinusoids(T, found.y.shape[-1]).to(found.y)
+        T, keep = input_ids.shape[1], options.pop("keep", None)
+        last = torch.zeros_like(input_ids, dtype=torch.bool)
+        last[:, -1] = True
+        found = super()._run(input_ids, keep=last, **options)  # only the code leaves the last block
+
+        def everywhere(code: Tensor) -> Tensor:  # [1, B, ...], of one position per sequence
+            return kept(code.transpose(0, 1).expand(-1, T, *code.shape[2:]), keep)
+
+        code = everywhere(found.y)
+        positions = sinusoids(T, code.shape[-1]).to(code).expand(len(input_ids), -1, -1)
+        positions = kept(positions, keep)
         if found.readout is None:
-            return found._replace(y=kept(found.y.transpose(0, 1) + positions, keep))
-        read = found.readout.map(lambda z: z[:, -1:].expand(-1, T, -1))
-        positions = positions.expand(len(input_ids), -1, -1)
+            return found._replace(y=code + positions)
+        read = found.readout.map(everywhere)
         return found._replace(readout=read._replace(context=(*read.context, positions)))
 
 

@@ -8,10 +8,9 @@ from torch import Tensor, nn
 from kalman_attention._typing import Mask
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.mixers import MIXERS
-from kalman_attention.models.vocabulary import look_up
 from kalman_attention.nn.decoding import project
 from kalman_attention.nn.kla import KLA
-from kalman_attention.nn.mixer import Mixer, kept
+from kalman_attention.nn.mixer import Mixer, from_table, kept, kept_rows
 from kalman_attention.nn.norms import RMSNorm
 from kalman_attention.nn.readout import Readout
 
@@ -101,23 +100,23 @@ class Block(nn.Module):
             generator: source of randomness.
             hold: stop at the posterior: ``y`` is the unchanged x, and ``resume`` continues.
             ids: ``[B, T]`` int; x is then a table ``[V, d_model]`` of which they name the rows.
-            keep: ``[B, T]`` bool; ``y`` is then ``[1, n, d_model]``, these n positions only.
+            keep: ``[B, T]`` bool; ``y`` and the read-out are then ``[1, n, ...]``, these n
+                positions only.
         """
-        table, x = x, x if ids is None else look_up(ids, x)
+        table, x = x, kept_rows(x, ids, keep)
         with_variance = return_variance or sample or hold
         if x.dim() == 2 and not with_variance and isinstance(self.mixer, KLA):
             decoded = self.mixer.decode(x, state, mask, self.norm)
             if decoded is not None:
                 return BlockOutput(self._channels(decoded.y), decoded.state, None)
         if isinstance(self.mixer, KLA):
-            options: dict[str, Any] = {"return_variance": with_variance, "ids": ids}
+            options: dict[str, Any] = {"ids": ids, "keep": keep, "return_variance": with_variance}
             read = self.mixer.read(self.norm(table), state, mask, cu_seqlens, **options)
             read = read._replace(context=(*read.context, x))
             if hold:
                 return BlockOutput(x, read.state, read)
             latent = read.sample(1, generator)[0] if sample else read.mean
-            parts = (kept(z, keep) for z in (latent, *read.context))
-            return BlockOutput(self._go_on(*parts), read.state, read)
+            return BlockOutput(self._go_on(latent, *read.context), read.state, read)
         if hold:
             raise ValueError(
                 f"this block has no posterior: its mixer is {self.kind}. Samples and the "
@@ -130,9 +129,9 @@ class Block(nn.Module):
             picked: dict[str, Any] = {"ids": ids, "keep": keep}
             found = self.mixer.mix(self.norm(table), state, **picked)
         else:
-            found = self.mixer.mix(self.norm(x), state, mask, cu_seqlens)
+            found = self.mixer.mix(from_table(self.norm(table), ids), state, mask, cu_seqlens)
             found = found._replace(y=kept(found.y, keep))
-        return BlockOutput(self._channels(kept(x, keep) + found.y), found.state, None)
+        return BlockOutput(self._channels(x + found.y), found.state, None)
 
     def resume(self, latent: Tensor, *context: Tensor) -> Tensor:
         """Continue from the mean or from samples of the read-out, ``[..., T, d_inner]``.

@@ -13,7 +13,7 @@ from kalman_attention.losses import marginal_nll, posterior_mean_cross_entropy
 from kalman_attention.models.block import Block, BlockOutput
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.scaffold import Encoder, make_decoder, make_encoder
-from kalman_attention.models.vocabulary import Embedding, Head
+from kalman_attention.models.vocabulary import Embedding, Head, require_tokens
 from kalman_attention.nn.decoding import project
 from kalman_attention.nn.norms import RMSNorm
 from kalman_attention.nn.readout import Readout
@@ -229,7 +229,7 @@ class BlockStack(nn.Module):
             raise ValueError(f"kind must be 'mean' or 'marginal', got {kind!r}.")
         keep = targets != ignore_index
         # Few positions count in some tasks; otherwise picking them costs more than it saves.
-        few = kind == "mean" and len(self.decoder) and 2 * int(keep.sum()) < keep.numel()
+        few = len(self.decoder) and 2 * int(keep.sum()) < keep.numel()
         found = self._run(
             input_ids,
             mask=mask,
@@ -238,6 +238,8 @@ class BlockStack(nn.Module):
             keep=keep if few else None,
         )
         options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction}
+        if few:
+            targets = targets[keep].unsqueeze(0)
         if found.readout is not None:
             return read_loss(
                 self.write,
@@ -248,9 +250,7 @@ class BlockStack(nn.Module):
                 chunk_size=chunk_size,
                 **options,
             )
-        chunk_size = chunk_size or 512
-        if few:
-            chunk_size, targets = chunk_size * len(targets), targets[keep].unsqueeze(0)
+        chunk_size = (chunk_size or 512) * (len(input_ids) if few else 1)
         return posterior_mean_cross_entropy(
             self.logits, found.y, targets, chunk_size=chunk_size, **options
         )
@@ -259,6 +259,7 @@ class BlockStack(nn.Module):
         """Tokens through the blocks; with ``hold``, up to the posterior that ``write`` takes."""
         short = len(self.embedding.weight) < input_ids.numel()
         if isinstance(self.encoder, Encoder) and short and options.get("mask") is None:
+            require_tokens(input_ids, len(self.embedding.weight))
             table = self.encoder(self.embedding.weight.to(self.norm.weight.dtype))
             return self.walk(table, ids=input_ids, **options)
         return self.walk(self.embed(input_ids), **options)

@@ -45,17 +45,36 @@ class Head(nn.Linear):
 
 def look_up(input_ids: Tensor, table: Tensor) -> Tensor:
     """Rows of a table ``[vocab_size, D]`` by token, with an error that names a token outside it."""
+    require_integers(input_ids)
+    try:
+        return nn.functional.embedding(input_ids, table)
+    except IndexError as error:
+        raise _outside(input_ids, len(table)) from error
+
+
+def require_tokens(input_ids: Tensor, vocab_size: int) -> None:
+    """Raise unless these are tokens of the vocabulary; values are looked at on a CPU only."""
+    require_integers(input_ids)
+    if input_ids.device.type != "cpu" or not input_ids.numel():
+        return
+    low, high = input_ids.aminmax()
+    if int(low) < 0 or int(high) >= vocab_size:
+        raise _outside(input_ids, vocab_size)
+
+
+def require_integers(input_ids: Tensor) -> None:
+    """Raise unless these can be tokens."""
     if not isinstance(input_ids, Tensor) or input_ids.dtype not in (torch.int64, torch.int32):
         got = input_ids.dtype if isinstance(input_ids, Tensor) else type(input_ids).__name__
         raise ValueError(
             f"tokens must be an int64 or int32 tensor, got {got}. Pass embeddings as inputs_embeds."
         )
-    try:
-        return nn.functional.embedding(input_ids, table)
-    except IndexError as error:
-        outside = input_ids[(input_ids < 0) | (input_ids >= len(table))]
-        raise ValueError(
-            f"token {int(outside[0])} is outside the vocabulary of {len(table)} tokens, which "
-            f"are 0 to {len(table) - 1}. Is this the model's own tokenizer? (Targets may be -100 "
-            "where they do not count, inputs may not.)"
-        ) from error
+
+
+def _outside(input_ids: Tensor, vocab_size: int) -> ValueError:
+    outside = input_ids[(input_ids < 0) | (input_ids >= vocab_size)]
+    return ValueError(
+        f"token {int(outside[0])} is outside the vocabulary of {vocab_size} tokens, which "
+        f"are 0 to {vocab_size - 1}. Is this the model's own tokenizer? (Targets may be -100 "
+        "where they do not count, inputs may not.)"
+    )

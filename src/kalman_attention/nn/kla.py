@@ -27,11 +27,20 @@ from kalman_attention.nn.config import KLAConfig
 from kalman_attention.nn.decoding import decode_token, project
 from kalman_attention.nn.float32 import at_least_float32
 from kalman_attention.nn.links import inverse_precision, value_precision
-from kalman_attention.nn.mixer import Bias, Context, LayerOutput, Mixer, Skip, from_table
+from kalman_attention.nn.mixer import (
+    Bias,
+    Context,
+    LayerOutput,
+    Mixer,
+    Skip,
+    from_table,
+    kept,
+    kept_rows,
+)
 from kalman_attention.nn.norms import RMSNorm, l2_norm
 from kalman_attention.nn.prior import LatentPrior, TimeTurns, TokenSteps
 from kalman_attention.nn.readout import Evidence, Readout
-from kalman_attention.nn.short_conv import ShortConv
+from kalman_attention.nn.short_conv import Convolved, ShortConv
 from kalman_attention.ops.contract import ScanOutput
 from kalman_attention.ops.frames import into_frames, turn_belief
 from kalman_attention.ops.kla_scan import kla_scan, kla_step
@@ -225,39 +234,49 @@ class KLA(Mixer):
         seen: Mask | None = None,
         return_variance: bool = False,
         ids: Tensor | None = None,
+        keep: Mask | None = None,
     ) -> Readout:
         """Everything up to the posterior of the read-out; arguments as for ``mix``.
 
         Also accepts one token ``[B, d_model]``, with mask ``[B]`` and a state, which is faster than
         a sequence of one, because the discretised dynamics are cached. With ``ids``, ``[B, T]``
-        int, x is a table ``[V, d_model]`` of which they name the rows: a short table is projected
-        once, not token by token.
+        int, x is a table ``[V, d_model]`` of which they name the rows: what repeats is computed
+        once, not token by token. With ``keep``, ``[B, T]`` bool, the read-out and its context are
+        ``[1, n, ...]``, those of the n chosen positions.
         """
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)  # padding may hold anything, even NaN
-        projected = from_table(project(self.in_proj, x), ids)
-        if self.config.smooth and (state is not None or projected.dim() == 2):
+        if self.config.smooth and (state is not None or (x.dim() == 2 and ids is None)):
             raise ValueError(
                 "a layer that smooths reads every token given those after it: it takes whole "
                 "sequences, without a state. smooth=False goes on from a state."
             )
-        stream, gate = projected.chunk(2, -1)  # [B, T, D] each
+        window, belief = (None, None) if state is None else state
+        projected = project(self.in_proj, x)  # stream and gate
+        u, projected, ids, window = self._convolve(projected, ids, window, mask, cu_seqlens)
+        u, gate = nn.functional.silu(u), projected[..., self.config.width :]
         if self.gate_bias is not None:
             gate = self.gate_bias(gate)
-        window, belief = (None, None) if state is None else state
-        u, window = self._convolve(stream, window, mask, cu_seqlens)
-        u = nn.functional.silu(u)
-        evidence = self.evidence(u, dt)
+        evidence = self._evidence_at(u, ids, dt)
         if seen is not None:
-            if seen.dtype != torch.bool or seen.shape != u.shape[:-1]:
+            if seen.dtype != torch.bool or seen.shape != evidence.v.shape[:-1]:
                 raise ValueError(
                     f"seen is {seen.dtype} {list(seen.shape)} but must be bool "
-                    f"{list(u.shape[:-1])}: True for tokens that bring evidence."
+                    f"{list(evidence.v.shape[:-1])}: True for tokens that bring evidence."
                 )
             evidence = evidence._replace(lam_v=evidence.lam_v * seen.unsqueeze(-1))
-        filtered = self._step if u.dim() == 2 else self._scan
+        filtered = self._step if evidence.v.dim() == 2 else self._scan
         y, y_var, belief = filtered(evidence, belief, mask, cu_seqlens, return_variance)
-        return Readout(y, y_var, (u, gate), evidence, LayerState(window, belief))
+        y, y_var = kept(y, keep), None if y_var is None else kept(y_var, keep)
+        context = tuple(kept_rows(z, ids, keep) for z in (u, gate))
+        evidence = evidence.map(lambda z: kept(z, keep))
+        return Readout(y, y_var, context, evidence, LayerState(window, belief))
+
+    def _evidence_at(self, u: Tensor, ids: Tensor | None, dt: Tensor | None) -> Evidence:
+        """The evidence of every position; u may be a table of which ``ids`` name the rows."""
+        if dt is not None or self.turns is not None:  # which belong to positions, not to rows
+            u, ids = from_table(u, ids), None
+        return self.evidence(u, dt).map(lambda z: from_table(z, ids))
 
     def evidence(self, u: Tensor, dt: Tensor | None = None) -> Evidence:
         """Value, precision, key, query, step and reflections from the convolved stream.
@@ -348,21 +367,24 @@ class KLA(Mixer):
 
     def _convolve(
         self,
-        stream: Tensor,
+        x: Tensor,
+        ids: Tensor | None,
         window: Tensor | None,
         mask: Mask | None,
         cu_seqlens: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """The stream after the convolution, if there is one, and the new window."""
-        rows = stream.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
-        if window is None:
-            window = self._first_window(rows, stream)
+    ) -> Convolved:
+        """The stream, the first D channels of x, after the convolution, if there is one."""
+        tokens = x if ids is None else ids
+        rows = len(tokens) if cu_seqlens is None else len(cu_seqlens) - 1
         if self.conv is None:
-            return stream, window
+            window = self._first_window(rows, x) if window is None else window
+            return Convolved(x[..., : self.config.width], x, ids, window)
         if self.context is not None:
+            x, ids = from_table(x, ids), None
+            window = self._first_window(rows, x) if window is None else window
+            stream = x[..., : self.config.width]
             window = self.context.window(stream, window, mask, cu_seqlens)
-        found: tuple[Tensor, Tensor] = self.conv(stream, window, mask, cu_seqlens)
-        return found
+        return self.conv.along(x, ids, window, mask, cu_seqlens)
 
     def _scan(
         self,

@@ -144,12 +144,23 @@ class Mixer(nn.Module):
 
 def from_table(x: Tensor, ids: Tensor | None) -> Tensor:
     """Rows of a table ``[V, ...]`` by ``ids``, ``[B, T]``; x itself without ids."""
-    return x if ids is None else nn.functional.embedding(ids, x)
+    if ids is None:
+        return x
+    if x.dim() == 2:
+        return nn.functional.embedding(ids, x)
+    return nn.functional.embedding(ids, x.flatten(1)).view(*ids.shape, *x.shape[1:])
 
 
 def kept(x: Tensor, keep: Mask | None) -> Tensor:
     """The chosen positions of ``[B, T, ...]`` in one row, ``[1, n, ...]``; all without a choice."""
     return x if keep is None else x[keep].unsqueeze(0)
+
+
+def kept_rows(x: Tensor, ids: Tensor | None, keep: Mask | None) -> Tensor:
+    """``kept(from_table(x, ids), keep)``, without looking up what is not kept."""
+    if ids is None or keep is None:
+        return kept(from_table(x, ids), keep)
+    return from_table(x, ids[keep].unsqueeze(0))
 
 
 class ChannelVector(nn.Module):

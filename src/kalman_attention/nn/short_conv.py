@@ -5,14 +5,31 @@ than transposing for ``conv1d``.
 """
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Mask
 from kalman_attention.nn.float32 import at_least_float32
+from kalman_attention.nn.mixer import from_table
 from kalman_attention.ops.cpu import can_convolve, conv_backward, conv_forward
+
+
+class Convolved(NamedTuple):
+    """What ``ShortConv.along`` returns.
+
+    Attributes:
+        u: the convolved channels, ``[B, T, D]``; or a table ``[U, D]`` of the distinct ones.
+        x: the input at the same positions, all channels of it.
+        ids: ``[B, T]`` int, which row of these tables is at which position; None without tables.
+        window: the new window, ``[R, K - 1, D]``.
+    """
+
+    u: Tensor
+    x: Tensor
+    ids: Tensor | None
+    window: Tensor
 
 
 class ShortConv(nn.Module):
@@ -82,6 +99,37 @@ class ShortConv(nn.Module):
             return self._masked(x, window, mask)
         return self._convolve(x, window), _last(window, x)
 
+    def along(
+        self,
+        x: Tensor,
+        ids: Tensor | None = None,
+        window: Tensor | None = None,
+        mask: Mask | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Convolved:
+        """Convolve the first D channels of x, and return the others beside them.
+
+        Args:
+            x: ``[B, T, D + more]``, or with ``ids`` a table ``[V, D + more]``.
+            ids: ``[B, T]`` int, the row of the table at every position; None without a table.
+            window: as for ``forward``.
+            mask: as for ``forward``.
+            cu_seqlens: as for ``forward``.
+        """
+        plain = window is None and mask is None and cu_seqlens is None
+        found = distinct_windows(ids, len(x), self.kernel_size) if plain else None
+        if ids is None or found is None:
+            x = from_table(x, ids)
+            u, window = self(x[..., : self.channels], window, mask, cu_seqlens)
+            return Convolved(u, x, None, window)
+        stream = nn.functional.pad(x[:, : self.channels], (0, 0, 0, 1))  # 0 before the first token
+        dtype, before = at_least_float32(x.dtype), self.kernel_size - 1
+        taps = from_table(stream, found.windows).to(dtype)  # [U, K, D]
+        u = (self._offset().to(dtype) + (taps * self.weight.to(dtype)).sum(1)).to(x.dtype)
+        last = nn.functional.pad(ids, (before, 0), value=len(x))[:, ids.shape[1] :]
+        here = from_table(x, found.windows[:, -1])
+        return Convolved(u, here, found.ids, from_table(stream, last))
+
     def _token(self, x: Tensor, window: Tensor, mask: Mask | None) -> tuple[Tensor, Tensor]:
         """One token ``[B, D]``; the same arithmetic without the T axis."""
         taps = torch.cat([window, x.unsqueeze(1)], 1)  # [B, K, D]
@@ -130,6 +178,32 @@ class ShortConv(nn.Module):
         found = self._convolve(row, self.init_window(1, x))
         ends = (bounds[1:] + torch.arange(n, device=x.device) * W).unsqueeze(1) + inside
         return found[:, place], row[0, ends]
+
+
+class Windows(NamedTuple):
+    """The distinct windows of a batch, ``[U, K]`` int, and which one ends where, ``[B, T]``."""
+
+    windows: Tensor
+    ids: Tensor
+
+
+def distinct_windows(ids: Tensor | None, V: int, K: int) -> Windows | None:
+    """The distinct sequences of K tokens, the last of which may be any token of ``ids``.
+
+    V stands for what is before the first token. None if finding them does not pay: most positions
+    have windows of their own, which is the rule in text, or the tokens are not on a CPU.
+    """
+    # Comparing windows looks at values, which would stall a device and end a compiled graph.
+    if ids is None or ids.device.type != "cpu" or torch.compiler.is_compiling():
+        return None
+    if (V + 1) ** K >= 2**63 or ids.numel() == 0:
+        return None
+    padded = nn.functional.pad(ids.long(), (K - 1, 0), value=V).unfold(1, K, 1)  # [B, T, K]
+    place = (V + 1) ** torch.arange(K - 1, -1, -1)
+    codes, found = torch.unique((padded * place).sum(-1), return_inverse=True)
+    if 4 * len(codes) > ids.numel():
+        return None
+    return Windows(codes.unsqueeze(1) // place % (V + 1), found)
 
 
 def _last(window: Tensor, x: Tensor) -> Tensor:
