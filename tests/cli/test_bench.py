@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from kalman_attention import KLA, KLAConfig
-from kalman_attention.benchmarks import DecodeOptions, LayerOptions, MixerOptions, SweepOptions
+from kalman_attention.benchmarks import (
+    DecodeOptions,
+    LayerOptions,
+    MixerOptions,
+    SweepOptions,
+    TaskOptions,
+)
 from kalman_attention.benchmarks import layer as bench_layer
 from kalman_attention.benchmarks import mixers as bench_mixers
 from kalman_attention.benchmarks.measure import Shape, make_inputs
@@ -30,6 +36,7 @@ def call(*argv):
         ("layer", LayerOptions),
         ("mixers", MixerOptions),
         ("decode", DecodeOptions),
+        ("tasks", TaskOptions),
     ],
 )
 def test_the_command_line_has_every_option_and_its_default(subject, kind):
@@ -151,3 +158,24 @@ def test_what_is_timed_is_float32(slots: int) -> None:
     belief = torch.zeros(1, slots, 960), torch.ones(1, slots, 960)
     call = ScanInputs(*inputs, *belief, None, None)
     assert needed_dtype(call, gradients=True) == torch.float32
+
+
+def test_tasks(tmp_path, capsys):
+    options = ("--scale", "smoke", "--only", "compression", "--repeats", 2, "--out", tmp_path)
+    assert call("bench", "tasks", "mad", *options) == 0
+    found = json.loads((tmp_path / "tasks.json").read_text())
+    assert list(found["updates"])[-3:] == [
+        "kla+/compression",
+        "shared 4/compression",
+        "shared 4, rotating/compression",
+    ]
+    assert "kla+/compression" in capsys.readouterr().out
+    for measured in found["updates"].values():
+        assert measured["updates"] == 2  # an epoch of 64 sequences in batches of 32
+        assert measured["seconds"] > 0
+
+
+def test_tasks_that_do_not_exist(capsys):
+    assert call("bench", "tasks", "mad", "--only", "kla/nothing") == 1
+    assert "kla reproduce mad --list" in capsys.readouterr().err
+    assert call("bench", "tasks", "series") == 1

@@ -5,6 +5,7 @@
 ``layer``     the layer against its own matrix products, attention and Mamba
 ``mixers``    all mixers at equal width and state, and public implementations on CPU
 ``decode``    time per decoded token
+``tasks``     one training update of every model of an experiment
 ``gpu``       a report on the engines of a GPU
 ``options``   what each of them takes, with defaults
 ``measure``   how times and memory are measured
@@ -15,3 +16,4 @@ from kalman_attention.benchmarks.options import DecodeOptions as DecodeOptions
 from kalman_attention.benchmarks.options import LayerOptions as LayerOptions
 from kalman_attention.benchmarks.options import MixerOptions as MixerOptions
 from kalman_attention.benchmarks.options import SweepOptions as SweepOptions
+from kalman_attention.benchmarks.options import TaskOptions as TaskOptions

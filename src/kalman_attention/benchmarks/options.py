@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from kalman_attention.recipes.experiment import Scale
+
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
@@ -116,7 +118,28 @@ class DecodeOptions:
     seconds: float = 60.0
 
 
-def settings(subject: str, options: LayerOptions | MixerOptions | DecodeOptions) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """Options of ``bench_tasks``.
+
+    Attributes:
+        experiment: an experiment of ``kla reproduce`` on synthetic tasks.
+        scale: its scale.
+        only: labels of the runs to time, such as ``"kla/compression"``; None for all.
+        repeats: maximum number of rounds.
+        seconds: approximate time for all rounds of a task.
+    """
+
+    experiment: str = "mad"
+    scale: Scale = "cpu"
+    only: str | None = None
+    repeats: int = 40
+    seconds: float = 10.0
+
+
+def settings(
+    subject: str, options: LayerOptions | MixerOptions | DecodeOptions | TaskOptions
+) -> dict[str, Any]:
     """What a result file says about how it was measured; options that are None are left out."""
     given = {name: value for name, value in asdict(options).items() if value is not None}
     return {"subject": subject, **given}

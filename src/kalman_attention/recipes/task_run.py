@@ -1,7 +1,8 @@
 """Training of one model on one synthetic task, which is what most cells do."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -17,15 +18,17 @@ from kalman_attention.evaluation.synthetic import (
 from kalman_attention.models.autoencoder import Autoencoder, AutoencoderConfig
 from kalman_attention.models.config import LanguageModelConfig
 from kalman_attention.models.language_model import LanguageModel
+from kalman_attention.parallel.ranks import Parallel
 from kalman_attention.tasks.permutations import Permutations
 from kalman_attention.tasks.registry import make_task
 from kalman_attention.tasks.task import IGNORE, Sequences, Task
 from kalman_attention.train.config import TrainConfig
 from kalman_attention.train.data import Batches, GrowingBatches, StreamBatches, TensorBatches
 from kalman_attention.train.loop import fit
-from kalman_attention.train.objective import Evaluate, token_loss
+from kalman_attention.train.objective import Evaluate, Loss, token_loss
 from kalman_attention.train.optim import matrix_decay_groups
 from kalman_attention.train.snapshot import load_weights
+from kalman_attention.train.update import Updater
 
 Model: TypeAlias = LanguageModel | Autoencoder
 
@@ -125,7 +128,7 @@ class TaskRun:
         task, model = self.make_task(), self.make_model()
         test, watched = self._test_and_watched(task)
         batches = self._batches(task)
-        loss = token_loss(self.loss, num_samples=self.num_samples, ignore_index=IGNORE)
+        loss = self._loss()
         result = fit(
             model,
             batches,
@@ -154,6 +157,28 @@ class TaskRun:
             "positions": self._positions(model, task, test),
             "lengths": self._lengths(model, task),
         }
+
+    def updater(self) -> Callable[[], None]:
+        """A function that makes the next update of a new model, ready to be timed."""
+        task, model = self.make_task(), self.make_model()
+        updater = Updater(
+            model,
+            self._batches(task),
+            self._loss(),
+            self.training,
+            self._groups(model),
+            Path(),
+            Parallel(),
+        )
+        steps = itertools.count()
+
+        def update() -> None:
+            updater.update(next(steps), self.updates)
+
+        return update
+
+    def _loss(self) -> Loss:
+        return token_loss(self.loss, num_samples=self.num_samples, ignore_index=IGNORE)
 
     def _groups(self, model: Model) -> list[dict[str, Any]] | None:
         """Parameter groups: one, or with weight decay a separate one for the matrices."""

@@ -10,10 +10,12 @@ from kalman_attention.benchmarks.options import (
     LayerOptions,
     MixerOptions,
     SweepOptions,
+    TaskOptions,
 )
 from kalman_attention.cli import numbers
 from kalman_attention.cli.arguments import add_device, add_number, add_out_folder, add_threads
 from kalman_attention.cli.paths import BENCH
+from kalman_attention.recipes.experiment import SCALES
 
 Options = TypeVar("Options")
 
@@ -200,6 +202,26 @@ def _run_decode(args: argparse.Namespace) -> int:
     return 0
 
 
+def _add_tasks(parser: argparse.ArgumentParser) -> None:
+    text = "an experiment of kla reproduce on synthetic tasks"
+    parser.add_argument(
+        "experiment", nargs="?", default=TaskOptions.experiment, metavar="EXPERIMENT", help=text
+    )
+    text = "size of the experiment"
+    parser.add_argument("--scale", choices=SCALES, default=TaskOptions.scale, help=text)
+    text = "only runs with these labels, such as kla/compression (default: all)"
+    parser.add_argument("--only", metavar="LABELS", help=text)
+    _add_options(parser, TaskOptions, _rounds("task"))
+    _add_out(parser)
+
+
+def _run_tasks(args: argparse.Namespace) -> int:
+    from kalman_attention.benchmarks.tasks import bench_tasks
+
+    bench_tasks(_options(TaskOptions, args), out=args.out)
+    return 0
+
+
 def _add_roofline(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
 
@@ -225,6 +247,11 @@ SUBJECTS = {
     ),
     "decode": Subject(
         "time per decoded token over the length of the context", _add_decode, _run_decode
+    ),
+    "tasks": Subject(
+        "one training update of every model of an experiment, and what its runs take",
+        _add_tasks,
+        _run_tasks,
     ),
     "gpu": Subject(
         "report on a GPU: accuracy, the paper's scaling figures, resources", _add_gpu, _run_gpu
