@@ -94,13 +94,13 @@ sanitize: $(STAMP) ## the native kernel's tests with AddressSanitizer and UBSan
 	KLA_CPU_LIBRARY=$(CURDIR)/build/sanitize/_kla_cpu.so OMP_NUM_THREADS=2 \
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
-	$(BIN)/python -m pytest -q -p no:xdist tests/ops -k "(cpu or linear) and not inductor"
+	$(BIN)/python -m pytest -q -p no:xdist tests/ops -k "(cpu or linear or matrix_scan) and not inductor"
 
 emulate-avx512: $(STAMP) ## the kernel's 64-byte vectors on a machine that has only AVX2
 	cmake -S . -B build/emulate -DKLA_EMULATE_AVX512=ON >/dev/null
 	cmake --build build/emulate -j 2
 	KLA_CPU_LIBRARY=$(CURDIR)/build/emulate/_kla_cpu.so OMP_NUM_THREADS=2 \
-	$(BIN)/python -m pytest -q -p no:xdist tests/ops -k "(cpu or linear) and not inductor"
+	$(BIN)/python -m pytest -q -p no:xdist tests/ops -k "(cpu or linear or matrix_scan) and not inductor"
 
 # The engine's own tests, its calls sent to the library in an emulator (tests/native). Debian's
 # packages: g++-aarch64-linux-gnu qemu-user. Not there: OpenMP, fork, Python and torch.
@@ -108,7 +108,7 @@ ARM      := aarch64-linux-gnu
 EMULATED_TESTS ?= tests/ops/test_cpu_kernel.py tests/ops/test_cpu_rows.py tests/ops/test_cpu_segments.py \
 	tests/ops/test_cpu_slots.py \
 	tests/ops/test_edges.py tests/ops/test_engines.py tests/ops/test_frames.py tests/ops/test_gaps.py \
-	tests/ops/test_shared_precision.py tests/ops/test_smooth.py tests/nn/test_decoding.py
+	tests/ops/test_matrix_scan.py tests/ops/test_shared_precision.py tests/ops/test_smooth.py tests/nn/test_decoding.py
 ON_REMOTE = OMP_NUM_THREADS=1 $(BIN)/python -m tests.native.selfcheck $(1) && \
 	OMP_NUM_THREADS=1 KLA_REMOTE_CPU="$(1)" $(BIN)/python -m pytest -q -p no:xdist \
 	-p tests.native.remote $(EMULATED_TESTS) -k "(cpu or linear or decod) and not inductor $(LOCAL_ONLY)"

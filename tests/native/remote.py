@@ -149,6 +149,26 @@ def over_rows(params: Words, grads: Words = (), *, name: str) -> Iterator[Piece]
         yield Piece((1, 2), grads[2], 4 * D, True)
 
 
+def memory(params: Words, grads: Words = (), *, name: str) -> Iterator[Piece]:
+    """Arrays of ``kla_memory_params`` and ``kla_memory_grads``."""
+    B, T, H, K, V, decays = params[4:10]
+    forward, real = name == "kla_memory_forward", SIZES[params[3]]
+    widths = (H * K, H * K, H * V, H * decays, H)  # of q, k, v, alpha, beta
+    for at, width in zip(range(11, 31, 4), widths, strict=True):
+        yield _array(params, at, (B, T, width))
+    state = B * H * K * V * real
+    yield Piece((0, 31), params[31], state)
+    yield Piece((0, 32), params[32], B * T * H * V * real, True)
+    yield Piece((0, 33), params[33], state, True)
+    yield Piece((0, 34), params[34], -(-T // CHUNK) * state, forward)
+    if grads:
+        yield _array(grads, 0, (B, T, H * V), of=1)
+        yield Piece((1, 4), grads[4], state)
+        for at, width in enumerate(widths, start=5):
+            yield Piece((1, at), grads[at], B * T * width * real, True)
+        yield Piece((1, 10), grads[10], state, True)
+
+
 def _matrix(words: Words, at: int, real: int) -> Iterator[Piece]:
     weight, bias, out, width = words[at : at + 4]
     yield Piece((0, at), weight, out * width * real)
@@ -198,6 +218,8 @@ FUNCTIONS: dict[str, Callable[..., Iterator[Piece]]] = {
     "kla_softplus_backward": over_rows,
     "kla_norm_forward": over_rows,
     "kla_norm_backward": over_rows,
+    "kla_memory_forward": memory,
+    "kla_memory_backward": memory,
     "kla_product": product,
     "kla_layer_step": layer,
 }

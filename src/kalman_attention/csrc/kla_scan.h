@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define KLA_ABI_VERSION 8
+#define KLA_ABI_VERSION 9
 #define KLA_CHUNK 64 /* tokens between two saved beliefs */
 
 #ifdef __cplusplus
@@ -163,6 +163,35 @@ typedef struct kla_norm_grads {
   float* dweight; /* [D] or NULL */
 } kla_norm_grads;
 
+/* The matrix memory of the baselines, for every row and head: with the state S [K, V],
+ *   D = diag(alpha) S,   w = beta v or, with delta, beta (v - D^T k),   S' = D + k w^T,   y = S'^T q. */
+typedef struct kla_memory_params {
+  int64_t abi;     /* KLA_ABI_VERSION */
+  int64_t isa;     /* kla_isa */
+  int64_t threads; /* upper bound; results do not depend on it */
+  int64_t dtype;   /* KLA_FLOAT32 or KLA_FLOAT64: type of all arrays */
+  int64_t B, T, H, K, V;
+  int64_t decays;       /* decays per head: K, or 1 that all key channels share */
+  int64_t delta;        /* 1 for the delta rule */
+  kla_array q, k;       /* [B, T, H K] */
+  kla_array v;          /* [B, T, H V] */
+  kla_array alpha;      /* [B, T, H decays] */
+  kla_array beta;       /* [B, T, H], data NULL for 1 */
+  const void* state_0;  /* [B, H, K, V] */
+  void* y;              /* [B, T, H, V] */
+  void* state;          /* [B, H, K, V] */
+  void* checkpoints;    /* [B, H, chunks, K, V]: the state before each KLA_CHUNK tokens; written by forward if not
+                           NULL, read by backward */
+} kla_memory_params;
+
+typedef struct kla_memory_grads {
+  kla_array dy;         /* [B, T, H V], data may be NULL */
+  const void* dstate;   /* [B, H, K, V], may be NULL */
+  void *dq, *dk, *dv;   /* dense, like q, k, v */
+  void *dalpha, *dbeta; /* dense, like alpha and beta; dbeta NULL without beta */
+  void* dstate_0;       /* [B, H, K, V] */
+} kla_memory_grads;
+
 #define KLA_MAX_FRAME 32 /* largest m */
 
 #ifdef _WIN32
@@ -192,6 +221,8 @@ KLA_EXPORT int kla_softplus_forward(const kla_softplus_params* params);
 KLA_EXPORT int kla_softplus_backward(const kla_softplus_params* params, const kla_softplus_grads* grads);
 KLA_EXPORT int kla_norm_forward(const kla_norm_params* params);
 KLA_EXPORT int kla_norm_backward(const kla_norm_params* params, const kla_norm_grads* grads);
+KLA_EXPORT int kla_memory_forward(const kla_memory_params* params);
+KLA_EXPORT int kla_memory_backward(const kla_memory_params* params, const kla_memory_grads* grads);
 KLA_EXPORT const char* kla_status_text(int status);
 KLA_EXPORT int64_t kla_abi_version(void);
 /* Bit i is set when kla_isa value i can run here. */

@@ -14,6 +14,7 @@
 ``cuda``            fused CUDA kernels: a loader around ``csrc/cuda``
 ``frames``          keys and queries in a frame that rotates with the latent
 ``linear_scan``     Mamba's selective scan, for the baselines
+``matrix_scan``     the matrix memory of GLA, Gated DeltaNet and mLSTM, for the baselines
 ``exported``        the scan in torch's own operators, for programs that leave torch
 ==================  =================================================================
 """

@@ -120,9 +120,10 @@ int smooth_backward(const kla_scan_params& p, const kla_scan_grads& g) {
 
 }  // namespace
 
-extern const Kernels kernels{forward,          backward,          smooth,         smooth_backward, filter_map,
-                             adjoint_map,      frames_forward,    frames_backward, softplus_forward,
-                             softplus_backward, norm_forward,     norm_backward,  product,         layer_step};
+extern const Kernels kernels{forward,           backward,       smooth,         smooth_backward,  filter_map,
+                             adjoint_map,       frames_forward, frames_backward, softplus_forward, softplus_backward,
+                             norm_forward,      norm_backward,  memory_forward, memory_backward,  product,
+                             layer_step};
 
 }  // namespace KLA_ISA_NAMESPACE
 }  // namespace kla

@@ -22,6 +22,8 @@ struct Kernels {
   int (*softplus_backward)(const kla_softplus_params&, const kla_softplus_grads&);
   int (*norm_forward)(const kla_norm_params&);
   int (*norm_backward)(const kla_norm_params&, const kla_norm_grads&);
+  int (*memory_forward)(const kla_memory_params&);
+  int (*memory_backward)(const kla_memory_params&, const kla_memory_grads&);
   int (*product)(const kla_product_params&);
   int (*layer_step)(const kla_layer_params&);
 };
@@ -32,6 +34,8 @@ int softplus_forward(const kla_softplus_params&);
 int softplus_backward(const kla_softplus_params&, const kla_softplus_grads&);
 int norm_forward(const kla_norm_params&);
 int norm_backward(const kla_norm_params&, const kla_norm_grads&);
+int memory_forward(const kla_memory_params&);
+int memory_backward(const kla_memory_params&, const kla_memory_grads&);
 int product(const kla_product_params&);
 int layer_step(const kla_layer_params&);
 }
@@ -41,6 +45,8 @@ int softplus_forward(const kla_softplus_params&);
 int softplus_backward(const kla_softplus_params&, const kla_softplus_grads&);
 int norm_forward(const kla_norm_params&);
 int norm_backward(const kla_norm_params&, const kla_norm_grads&);
+int memory_forward(const kla_memory_params&);
+int memory_backward(const kla_memory_params&, const kla_memory_grads&);
 int product(const kla_product_params&);
 int layer_step(const kla_layer_params&);
 }
@@ -50,6 +56,8 @@ int softplus_forward(const kla_softplus_params&);
 int softplus_backward(const kla_softplus_params&, const kla_softplus_grads&);
 int norm_forward(const kla_norm_params&);
 int norm_backward(const kla_norm_params&, const kla_norm_grads&);
+int memory_forward(const kla_memory_params&);
+int memory_backward(const kla_memory_params&, const kla_memory_grads&);
 int product(const kla_product_params&);
 int layer_step(const kla_layer_params&);
 }

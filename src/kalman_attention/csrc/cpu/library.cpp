@@ -89,6 +89,14 @@ int check_rows(const Params* p) {
 int check(const kla_softplus_params* p) { return check_rows(p); }
 int check(const kla_norm_params* p) { return check_rows(p); }
 
+int check(const kla_memory_params* p) {
+  if (p == nullptr || p->abi != KLA_ABI_VERSION) return KLA_ERROR_ABI;
+  if (p->B < 0 || p->T < 0 || p->H < 0 || p->K < 1 || p->V < 1 || p->threads < 1) return KLA_ERROR_ARGUMENT;
+  if (p->decays != 1 && p->decays != p->K) return KLA_ERROR_ARGUMENT;
+  if (p->dtype != KLA_FLOAT32 && p->dtype != KLA_FLOAT64) return KLA_ERROR_ARGUMENT;
+  return choose(p->isa) ? KLA_OK : KLA_ERROR_ISA;
+}
+
 int check(const kla_product_params* p) {
   if (p == nullptr || p->abi != KLA_ABI_VERSION) return KLA_ERROR_ABI;
   if (!few_rows(p->R, p->threads, p->dtype)) return KLA_ERROR_ARGUMENT;
@@ -186,6 +194,15 @@ int kla_norm_forward(const kla_norm_params* params) {
 int kla_norm_backward(const kla_norm_params* params, const kla_norm_grads* grads) {
   if (grads == nullptr) return KLA_ERROR_ARGUMENT;
   return guarded(params, [&](const kla::Kernels& kernels) { return kernels.norm_backward(*params, *grads); });
+}
+
+int kla_memory_forward(const kla_memory_params* params) {
+  return guarded(params, [&](const kla::Kernels& kernels) { return kernels.memory_forward(*params); });
+}
+
+int kla_memory_backward(const kla_memory_params* params, const kla_memory_grads* grads) {
+  if (grads == nullptr) return KLA_ERROR_ARGUMENT;
+  return guarded(params, [&](const kla::Kernels& kernels) { return kernels.memory_backward(*params, *grads); });
 }
 
 int kla_product(const kla_product_params* params) {

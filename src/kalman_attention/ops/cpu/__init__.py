@@ -16,6 +16,10 @@ from kalman_attention.ops.cpu.library import info as info
 from kalman_attention.ops.cpu.library import why_not as why_not
 from kalman_attention.ops.cpu.linear import linear_backward as linear_backward
 from kalman_attention.ops.cpu.linear import linear_forward as linear_forward
+from kalman_attention.ops.cpu.memory import MemoryGrads as MemoryGrads
+from kalman_attention.ops.cpu.memory import MemoryInputs as MemoryInputs
+from kalman_attention.ops.cpu.memory import memory_backward as memory_backward
+from kalman_attention.ops.cpu.memory import memory_forward as memory_forward
 from kalman_attention.ops.cpu.rows import can_fuse as can_fuse
 from kalman_attention.ops.cpu.rows import norm_backward as norm_backward
 from kalman_attention.ops.cpu.rows import norm_forward as norm_forward

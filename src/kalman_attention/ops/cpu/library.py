@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 LIBRARY = Path(os.environ.get("KLA_CPU_LIBRARY") or Path(__file__).with_name("_kla_cpu.so"))
 """The shared library; the environment variable names another build, such as one with sanitizers."""
 ISA = {"auto": 0, "baseline": 1, "avx2": 2, "avx512": 3}
@@ -133,6 +133,8 @@ def _open() -> tuple[ctypes.CDLL | None, str]:
     library.kla_softplus_backward.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     library.kla_norm_forward.argtypes = [ctypes.c_char_p]
     library.kla_norm_backward.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    library.kla_memory_forward.argtypes = [ctypes.c_char_p]
+    library.kla_memory_backward.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     library.kla_product.argtypes = [ctypes.c_char_p]
     library.kla_layer_step.argtypes = [ctypes.c_char_p]
     return library, ""
