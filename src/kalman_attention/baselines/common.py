@@ -1,4 +1,4 @@
-"""What the baselines share: sizes of heads, the frame of a mixer, chunks, and FLA's kernels.
+"""What the baselines share: sizes of heads, the frame of a mixer, chunks, and other kernels.
 
 Letters of the chunked forms, per head: L tokens per chunk, n chunks, keys of K and values of V
 channels, a state of K x V numbers. Heads come before time: ``[B, H, n, L, ...]``.
@@ -9,13 +9,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from kalman_attention._typing import Mask
 from kalman_attention.nn.mixer import LayerOutput, Mixer
+from kalman_attention.ops.matrix_scan import can_scan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +223,16 @@ def carry(
 
 Rule = Callable[..., tuple[Tensor, Tensor]]
 """From queries, keys, values, gates and state to outputs ``[B, T, H, V]`` and the final state."""
+
+Form = TypeVar("Form", bound=Callable[..., tuple[Tensor, ...]])
+
+
+def form_for(v: Tensor, *, native: Form, chunked: Form) -> Form:
+    """The form of a recurrence that runs over whole sequences of values v.
+
+    The native library on CPU tensors, if it is there; otherwise chunks of torch operations.
+    """
+    return native if can_scan(v) else chunked
 
 
 def fla_kernel(family: str, name: str, k: Tensor, v: Tensor) -> Rule | None:

@@ -24,6 +24,7 @@ from kalman_attention.baselines.common import (
     carry,
     chunk_size,
     fla_kernel,
+    form_for,
     from_chunks,
     segment_sums,
     split_heads,
@@ -41,6 +42,7 @@ from kalman_attention.nn.links import inverse_softplus, log_uniform
 from kalman_attention.nn.mixer import from_table, kept, kept_rows
 from kalman_attention.nn.norms import RMSNorm, l2_norm
 from kalman_attention.nn.short_conv import ShortConv
+from kalman_attention.ops.matrix_scan import matrix_scan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +165,8 @@ class GatedDeltaNet(MatrixMixer):
         if mask is not None:
             blank = ~mask.unsqueeze(-1)
             log_alpha, beta = log_alpha.masked_fill(blank, 0.0), beta.masked_fill(blank, 0.0)
-        rule = delta_chunked if parallel else delta_recurrence
+        whole = form_for(v, native=delta_native, chunked=delta_chunked)
+        rule = whole if parallel else delta_recurrence
         y, matrix = rule(q / math.sqrt(c.key_dim), k, v, log_alpha, beta, state.matrix)
         y, gate = kept(y.to(x.dtype), keep), kept_rows(gate, found.ids, keep)
         y = self.norm(y).flatten(2) * nn.functional.silu(gate)
@@ -196,6 +199,15 @@ def delta_recurrence(
         state = state + k[:, t].unsqueeze(-1) * correction.unsqueeze(-2)
         y.append((q[:, t].unsqueeze(-2) @ state).squeeze(-2))
     return torch.stack(y, 1) if y else torch.zeros_like(v), state
+
+
+@without_autocast
+def delta_native(
+    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same in the native library; arguments and result as for ``delta_recurrence``."""
+    q, k, v, log_alpha, beta, state = widened(q, k, v, log_alpha, beta, state)
+    return matrix_scan(q, k, v, log_alpha.exp().unsqueeze(-1), state, beta, delta=True)
 
 
 @without_autocast

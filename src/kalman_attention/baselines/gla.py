@@ -23,6 +23,7 @@ from kalman_attention.baselines.common import (
     carry,
     chunk_size,
     fla_kernel,
+    form_for,
     from_chunks,
     split_heads,
     to_chunks,
@@ -36,6 +37,7 @@ from kalman_attention.nn.float32 import (
 )
 from kalman_attention.nn.mixer import from_table, kept, kept_rows
 from kalman_attention.nn.norms import RMSNorm
+from kalman_attention.ops.matrix_scan import matrix_scan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +118,8 @@ class GLA(MatrixMixer):
         q, k, v, log_alpha = (from_table(z, ids) for z in (q, k, v, log_alpha))
         if mask is not None:
             log_alpha = log_alpha.masked_fill(~mask[:, :, None, None], 0.0)
-        rule = gla_chunked if parallel else gla_recurrence
+        whole = form_for(v, native=gla_native, chunked=gla_chunked)
+        rule = whole if parallel else gla_recurrence
         y, matrix = rule(q / math.sqrt(c.key_dim), k, v, log_alpha, state.matrix)
         gate = kept_rows(gate, ids, keep)
         y = self.norm(kept(y.to(x.dtype), keep)) * nn.functional.silu(gate)
@@ -146,6 +149,15 @@ def gla_recurrence(
         state = state + k[:, t].unsqueeze(-1) * v[:, t].unsqueeze(-2)
         y.append((q[:, t].unsqueeze(-2) @ state).squeeze(-2))
     return torch.stack(y, 1) if y else torch.zeros_like(v), state
+
+
+@without_autocast
+def gla_native(
+    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same in the native library; arguments and result as for ``gla_recurrence``."""
+    q, k, v, log_alpha, state = widened(q, k, v, log_alpha, state)
+    return matrix_scan(q, k, v, log_alpha.exp(), state)
 
 
 @without_autocast

@@ -27,6 +27,7 @@ from kalman_attention.baselines.common import (
     MatrixMixer,
     carry,
     chunk_size,
+    form_for,
     from_chunks,
     segment_sums,
     split_heads,
@@ -41,6 +42,7 @@ from kalman_attention.nn.float32 import (
 )
 from kalman_attention.nn.mixer import Skip, from_table, kept, kept_rows
 from kalman_attention.nn.short_conv import ShortConv
+from kalman_attention.ops.matrix_scan import matrix_scan
 
 EPS = 1e-6
 """Added to the stabilised denominator, as published: a query of 0 reads 0."""
@@ -270,7 +272,8 @@ class MLSTM(MatrixMixer):
             blank = ~mask.unsqueeze(-1)
             log_i, log_f = log_i.masked_fill(blank, -torch.inf), log_f.masked_fill(blank, 0.0)
         q, k, v = split_heads(qkv, [c.keys, c.keys, c.width], c.num_heads)
-        rule = mlstm_chunked if parallel else mlstm_recurrence
+        whole = form_for(v, native=mlstm_native, chunked=mlstm_chunked)
+        rule = whole if parallel else mlstm_recurrence
         k = k / math.sqrt(k.shape[-1])
         y, matrix, m = rule(q, k, v, log_i, log_f, state.matrix, state.stabiliser)
         u, gate = (kept_rows(z, found.ids, keep) for z in (u, gate))
@@ -307,6 +310,32 @@ def mlstm_recurrence(
         state = keep[..., None, None] * state + key.unsqueeze(-1) * _with_one(v[:, t]).unsqueeze(-2)
         y.append(_read((q[:, t].unsqueeze(-2) @ state).squeeze(-2), m))
     return torch.stack(y, 1) if y else torch.zeros_like(v), state, m
+
+
+@without_autocast
+def mlstm_native(
+    q: Tensor, k: Tensor, v: Tensor, log_i: Tensor, log_f: Tensor, state: Tensor, m: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same in the native library; arguments and result as for ``mlstm_recurrence``."""
+    q, k, v, log_i, log_f, state, m = widened(q, k, v, log_i, log_f, state, m)
+    m_all = _token_stabilisers(log_i, log_f, m)
+    m_prev, m_tokens = m_all[:, :-1], m_all[:, 1:]
+    keep, write = (log_f + (m_prev - m_tokens)).exp(), (log_i - m_tokens).exp()
+    found, state = matrix_scan(q, k, _with_one(v), keep.unsqueeze(-1), state, write)
+    return _read(found, m_tokens), state, m_all[:, -1]
+
+
+@torch.no_grad()
+def _token_stabilisers(log_i: Tensor, log_f: Tensor, m: Tensor) -> Tensor:
+    """The stabiliser before the first token and after each, ``[B, T + 1, H]``.
+
+    With F_t = log f_1 + ... + log f_t, m_t - F_t is the largest of m_0 and all log_i_s - F_s so
+    far.
+    """
+    # In float64: over a long sequence F is large, and the differences are not.
+    total = log_f.double().cumsum(1)
+    largest = torch.maximum((log_i - total).cummax(1).values, m.double().unsqueeze(1))
+    return torch.cat([m.unsqueeze(1), (total + largest).to(m.dtype)], 1)
 
 
 @without_autocast
