@@ -111,7 +111,7 @@ EMULATED_TESTS ?= tests/ops/test_cpu_kernel.py tests/ops/test_cpu_rows.py tests/
 	tests/ops/test_matrix_scan.py tests/ops/test_shared_precision.py tests/ops/test_smooth.py tests/nn/test_decoding.py
 ON_REMOTE = OMP_NUM_THREADS=1 $(BIN)/python -m tests.native.selfcheck $(1) && \
 	OMP_NUM_THREADS=1 KLA_REMOTE_CPU="$(1)" $(BIN)/python -m pytest -q -p no:xdist \
-	-p tests.native.remote $(EMULATED_TESTS) -k "(cpu or linear or decod) and not inductor $(LOCAL_ONLY)"
+	-p tests.native.remote $(EMULATED_TESTS) -k "(cpu or linear or matrix_scan or decod) and not inductor $(LOCAL_ONLY)"
 LOCAL_ONLY := and not fork and not failure and not missing_library and not openmp
 
 emulate: $(STAMP) ## the native kernels on ARM (NEON) and on x86-64 without AVX, under qemu-user

@@ -161,6 +161,7 @@ def memory(params: Words, grads: Words = (), *, name: str) -> Iterator[Piece]:
     yield Piece((0, 32), params[32], B * T * H * V * real, True)
     yield Piece((0, 33), params[33], state, True)
     yield Piece((0, 34), params[34], -(-T // CHUNK) * state, forward)
+    yield Piece((0, 35), params[35], B * T * H * V * real if params[10] else 0, forward)
     if grads:
         yield _array(grads, 0, (B, T, H * V), of=1)
         yield Piece((1, 4), grads[4], state)

@@ -217,8 +217,8 @@ def test_registration():
         frozen = [None if x is None else x.float() for x in draw(kind, 2, 70, 2, 3, 5)]
         leaves = [None if x is None else x.clone().requires_grad_() for x in frozen]
         torch.library.opcheck(_scan, (*leaves, delta, True))
-        y, state, saved = _scan(*frozen, delta, True)
-        torch.library.opcheck(_scan_backward, (*frozen, delta, saved, y, state))
+        y, state, *saved = _scan(*frozen, delta, True)
+        torch.library.opcheck(_scan_backward, (*frozen, delta, *saved, y, state))
         compiled = torch.compile(matrix_scan, fullgraph=True, backend="aot_eager")
         found, expected = (
             run(f, frozen, torch.float32, delta=delta) for f in (compiled, matrix_scan)

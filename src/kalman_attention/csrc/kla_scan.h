@@ -182,6 +182,7 @@ typedef struct kla_memory_params {
   void* state;          /* [B, H, K, V] */
   void* checkpoints;    /* [B, H, chunks, K, V]: the state before each KLA_CHUNK tokens; written by forward if not
                            NULL, read by backward */
+  void* residual;       /* [B, T, H, V]: v - D^T k; for the delta rule as for checkpoints, otherwise unused */
 } kla_memory_params;
 
 typedef struct kla_memory_grads {

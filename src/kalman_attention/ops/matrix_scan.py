@@ -18,7 +18,12 @@ from torch import Tensor
 
 from kalman_attention.ops import checks
 from kalman_attention.ops.cpu import library
-from kalman_attention.ops.cpu.memory import MemoryInputs, memory_backward, memory_forward
+from kalman_attention.ops.cpu.memory import (
+    MemoryInputs,
+    Saved,
+    memory_backward,
+    memory_forward,
+)
 
 _MISSING = library.why_not()
 
@@ -69,7 +74,7 @@ def matrix_scan(
         reason = _MISSING or f"it runs on cpu tensors, these are on {v.device.type}"
         raise ValueError(f"matrix_scan cannot serve this call: {reason}. matrix_scan_ref can.")
     save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    y, last, _ = _scan(*inputs, delta, save)
+    y, last, _, _ = _scan(*inputs, delta, save)
     return MatrixScanOutput(y, last)
 
 
@@ -143,17 +148,19 @@ def _scan(
     beta: Tensor | None,
     delta: bool,
     save: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     inputs = MemoryInputs(q, k, v, alpha, state, beta)
     y, last, saved = memory_forward(inputs, delta=delta, save=save)
-    return y, last, state.new_empty(0) if saved is None else saved
+    if saved is None:
+        return y, last, state.new_empty(0), state.new_empty(0)
+    return y, last, saved.checkpoints, saved.residual
 
 
 @_scan.register_fake
-def _scan_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    inputs, save = MemoryInputs(*args[:6]), args[7]
-    saved = inputs.state.new_empty(inputs.checkpoint_shape if save else (0,))
-    return inputs.v.new_empty(inputs.v.shape), inputs.state.new_empty(inputs.state.shape), saved
+def _scan_fake(*args: Any) -> tuple[Tensor, ...]:
+    inputs, delta, save = MemoryInputs(*args[:6]), args[6], args[7]
+    saved = inputs.new_saved(delta) if save else (args[4].new_empty(0), args[4].new_empty(0))
+    return inputs.v.new_empty(inputs.v.shape), inputs.state.new_empty(inputs.state.shape), *saved
 
 
 @torch.library.custom_op("kalman_attention::matrix_scan_backward", mutates_args=())
@@ -166,11 +173,12 @@ def _scan_backward(
     beta: Tensor | None,
     delta: bool,
     checkpoints: Tensor,
+    residual: Tensor,
     dy: Tensor | None,
     dstate: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     inputs = MemoryInputs(q, k, v, alpha, state, beta)
-    *grads, dbeta = memory_backward(inputs, checkpoints, dy, dstate, delta=delta)
+    *grads, dbeta = memory_backward(inputs, Saved(checkpoints, residual), dy, dstate, delta=delta)
     dq, dk, dv, dalpha, dstate_0 = grads
     return dq, dk, dv, dalpha, dstate_0, q.new_empty(0) if dbeta is None else dbeta
 
@@ -183,17 +191,17 @@ def _scan_backward_fake(*args: Any) -> tuple[Tensor, ...]:
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tensors, ctx.delta, _ = inputs
-    ctx.save_for_backward(*tensors, output[2])
+    ctx.save_for_backward(*tensors, *output[2:])
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    *tensors, checkpoints = ctx.saved_tensors
+    tensors, saved = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
     inputs, needed = MemoryInputs(*tensors), ctx.needs_input_grad[:6]
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         found = _through_the_loop(inputs, ctx.delta, grads[0], grads[1], needed)
     else:
-        found = _scan_backward(*inputs, ctx.delta, checkpoints, grads[0], grads[1])
+        found = _scan_backward(*inputs, ctx.delta, *saved, grads[0], grads[1])
     # delta and save have no gradient.
     wanted = zip(found, needed, strict=True)
     return (*(grad if asked else None for grad, asked in wanted), None, None)

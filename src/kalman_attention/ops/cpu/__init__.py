@@ -18,6 +18,7 @@ from kalman_attention.ops.cpu.linear import linear_backward as linear_backward
 from kalman_attention.ops.cpu.linear import linear_forward as linear_forward
 from kalman_attention.ops.cpu.memory import MemoryGrads as MemoryGrads
 from kalman_attention.ops.cpu.memory import MemoryInputs as MemoryInputs
+from kalman_attention.ops.cpu.memory import Saved as Saved
 from kalman_attention.ops.cpu.memory import memory_backward as memory_backward
 from kalman_attention.ops.cpu.memory import memory_forward as memory_forward
 from kalman_attention.ops.cpu.rows import can_fuse as can_fuse

@@ -9,7 +9,7 @@ from torch import Tensor
 from kalman_attention.ops.contract import CHUNK, DTYPES, NO_ARRAY, array, at, dense
 from kalman_attention.ops.cpu.library import ABI_VERSION, ISA, check, load
 
-_PARAMS = struct.Struct("=35q")
+_PARAMS = struct.Struct("=36q")
 _GRADS = struct.Struct("=11q")
 
 
@@ -32,11 +32,28 @@ class MemoryInputs(NamedTuple):
     state: Tensor
     beta: Tensor | None
 
+    def new_saved(self, delta: bool) -> "Saved":
+        """Arrays for what a forward pass saves."""
+        residual = self.v.shape if delta else (0,)
+        return Saved(self.state.new_empty(self.checkpoint_shape), self.v.new_empty(residual))
+
     @property
     def checkpoint_shape(self) -> tuple[int, ...]:
         """Shape of the states before each chunk, ``[B, H, chunks, K, V]``."""
         B, H, K, V = self.state.shape
         return B, H, -(-self.q.shape[1] // CHUNK), K, V
+
+
+class Saved(NamedTuple):
+    """What a forward pass saves for the backward pass.
+
+    Attributes:
+        checkpoints: the states before each chunk, ``[B, H, chunks, K, V]``.
+        residual: v - D^T k of every token, ``[B, T, H, V]``; empty without the delta rule.
+    """
+
+    checkpoints: Tensor
+    residual: Tensor
 
 
 class MemoryGrads(NamedTuple):
@@ -52,29 +69,29 @@ class MemoryGrads(NamedTuple):
 
 def memory_forward(
     inputs: MemoryInputs, *, delta: bool, save: bool, isa: str = "auto"
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Saved | None]:
     """Run every row and head.
 
     Args:
         inputs: validated arguments.
         delta: use the delta rule.
-        save: save the state before each chunk, for ``memory_backward``.
+        save: save what ``memory_backward`` needs.
         isa: instruction set, for tests.
 
     Returns:
-        Outputs ``[B, T, H, V]``, final states and checkpoints.
+        Outputs ``[B, T, H, V]``, final states and what was saved.
     """
     call = _laid_out(inputs)
     y = torch.empty(call.v.shape, dtype=call.v.dtype)
     state = torch.empty_like(call.state)
-    saved = call.state.new_empty(call.checkpoint_shape) if save else None
+    saved = call.new_saved(delta) if save else None
     check(load().kla_memory_forward(_pack(call, delta, isa, y, state, saved)))
     return y, state, saved
 
 
 def memory_backward(
     inputs: MemoryInputs,
-    checkpoints: Tensor,
+    saved: Saved,
     dy: Tensor | None,
     dstate: Tensor | None,
     *,
@@ -85,7 +102,7 @@ def memory_backward(
 
     Args:
         inputs: the arguments of the forward pass.
-        checkpoints: the states that it saved.
+        saved: what it saved.
         dy: gradient with respect to y; None means 0.
         dstate: gradient with respect to the final state; None means 0.
         delta: as in the forward pass.
@@ -98,8 +115,8 @@ def memory_backward(
     dtype = call.q.dtype
     dy = None if dy is None else _heads(dy.to(dtype))
     dstate = None if dstate is None else dense(dstate, dtype)
-    # The caller's checkpoints may be a copy in another layout.
-    params = _pack(call, delta, isa, None, None, checkpoints.contiguous())
+    saved = Saved(*(x.contiguous() for x in saved))  # may be copies in another layout
+    params = _pack(call, delta, isa, None, None, saved)
     dq, dk, dv, dalpha, dstate_0, dbeta = grads
     written = (dq, dk, dv, dalpha, dbeta, dstate_0)  # in the order of the struct
     packed = _GRADS.pack(*array(dy), at(dstate), *(at(x) for x in written))
@@ -127,7 +144,7 @@ def _pack(
     isa: str,
     y: Tensor | None,
     state: Tensor | None,
-    checkpoints: Tensor | None,
+    saved: Saved | None,
 ) -> bytes:
     q, k, v, alpha, state_0, beta = call
     (B, T, H, K), V = q.shape, v.shape[3]
@@ -136,5 +153,6 @@ def _pack(
         *(B, T, H, K, V, alpha.shape[3], int(delta)),
         *(*array(q), *array(k), *array(v), *array(alpha)),
         *(NO_ARRAY if beta is None else array(beta)),
-        *(at(state_0), at(y), at(state), at(checkpoints)),
+        *(at(state_0), at(y), at(state)),
+        *((0, 0) if saved is None else (at(saved.checkpoints), at(saved.residual))),
     )
