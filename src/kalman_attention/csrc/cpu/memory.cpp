@@ -27,7 +27,7 @@ namespace KLA_ISA_NAMESPACE {
 namespace {
 
 constexpr int64_t kStep = 8, kSteps = KLA_CHUNK / kStep;
-constexpr int64_t kAhead = 12;  // tokens from use to prefetch
+constexpr int64_t kAhead = 12;  // tokens from prefetch to use
 
 // Vectors that the inner loops keep in registers: eight arrays of them in the backward pass.
 constexpr int kMostVectors = KLA_VECTOR_BYTES == 64 ? 4 : 2;
@@ -81,6 +81,12 @@ KLA_INLINE Vec<T> total(Vec<T> x) {
   else return total<T, S / 2>(fold<T, S>(x, x, std::make_integer_sequence<int, kLanes<T>>{}));
 }
 
+// Tokens of one head lie apart, each in a cache line of its own, so the processor does not see the next one coming.
+template <int WRITE, class T>
+KLA_INLINE void fetch_lines(const T* x, int64_t size) {
+  for (int64_t i = 0; i < size; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(x + i, WRITE);
+}
+
 // The tokens of one row, from an entry of the last axis on.
 template <class T>
 struct Tokens {
@@ -91,11 +97,7 @@ struct Tokens {
   Tokens(const kla_array& x, int64_t b, int64_t first)
       : Tokens(x.data == nullptr ? nullptr : static_cast<const T*>(x.data) + b * x.stride_b + first, x.stride_t) {}
   const T* at(int64_t t) const { return data + t * stride; }
-
-  // Tokens of one head lie apart, each in a cache line of its own: the processor does not see the next one coming.
-  KLA_METHOD void prefetch(int64_t t, int64_t size) const {
-    for (int64_t i = 0; i < size; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(at(t) + i);
-  }
+  KLA_METHOD void fetch(int64_t t, int64_t size) const { fetch_lines<0>(at(t), size); }
 };
 
 // One row and head, from column c0 on.
@@ -140,7 +142,7 @@ class Forward : Head<T> {
     if (DELTA && p.T > 0) recall(r);
     for (int64_t t = 0; t < p.T; ++t) {
       if (p.checkpoints != nullptr && t % KLA_CHUNK == 0) put(state, this->checkpoint(t / KLA_CHUNK));
-      prefetch(std::min(t + kAhead, p.T - 1));
+      fetch(std::min(t + kAhead, p.T - 1), y);
       Vec<T> u[W], read[W];
       for (int j = 0; j < W; ++j) {
         u[j] = load_part(v.at(t) + j * L, count - j * L);
@@ -160,11 +162,12 @@ class Forward : Head<T> {
   const int64_t channel;  // from one key channel to the next in alpha
   T* const state;
 
-  KLA_METHOD void prefetch(int64_t t) const {
-    q.prefetch(t, p.K);
-    k.prefetch(t, p.K);
-    v.prefetch(t, count);
-    alpha.prefetch(t, p.decays);
+  KLA_METHOD void fetch(int64_t t, T* y) const {
+    q.fetch(t, p.K);
+    k.fetch(t, p.K);
+    v.fetch(t, count);
+    alpha.fetch(t, p.decays);
+    fetch_lines<1>(y + t * p.H * p.V, count);
   }
 
   // Between a matrix [K, V] and the block [K, W L], whose missing columns are 0.
@@ -331,9 +334,9 @@ class Backward : Head<T> {
   void replay(int64_t first, T* from) const {
     for (int64_t i = 0; i < kStep; ++i) {
       const int64_t t = std::min(first + kStep + i, p.T - 1);
-      k.prefetch(t, p.K);
-      u.prefetch(t, count);
-      alpha.prefetch(t, p.decays);
+      k.fetch(t, p.K);
+      u.fetch(t, count);
+      alpha.fetch(t, p.decays);
     }
     take(first, from, m.state);
     for (int64_t i = 1; i + 1 < kStep; ++i) take(first + i, m.state, m.state);
@@ -389,8 +392,7 @@ class Backward : Head<T> {
       if constexpr (DELTA) store(m.du + c, du);
       along += load_part(u_t + c, count - c) * load_part(dy_t + c, count - c);
     }
-    q.prefetch(std::max<int64_t>(t - kAhead, 0), p.K);
-    dy.prefetch(std::max<int64_t>(t - kAhead, 0), count);
+    fetch(std::max<int64_t>(t - kAhead, 0));
     const T read = b_t * total<T>(along)[0];
     const int64_t at_keys = this->tokens(p.K) + t * p.H * p.K;
     for_blocks([&](auto width, int64_t n0) KLA_ALWAYS {
@@ -435,6 +437,17 @@ class Backward : Head<T> {
     if (g.dbeta != nullptr) give(total<T>(dbeta)[0], static_cast<T*>(g.dbeta) + at);
     if constexpr (!CHANNELS) give(total<T>(dalpha)[0], static_cast<T*>(g.dalpha) + at);
     sum_products();
+  }
+
+  // What walk reads and writes besides the inputs of replay.
+  KLA_METHOD void fetch(int64_t t) const {
+    const int64_t at_keys = this->tokens(p.K) + t * p.H * p.K;
+    q.fetch(t, p.K);
+    dy.fetch(t, count);
+    fetch_lines<1>(static_cast<T*>(g.dq) + at_keys, p.K);
+    fetch_lines<1>(static_cast<T*>(g.dk) + at_keys, p.K);
+    if constexpr (CHANNELS) fetch_lines<1>(static_cast<T*>(g.dalpha) + at_keys, p.K);
+    fetch_lines<1>(static_cast<T*>(g.dv) + this->tokens(p.V) + t * p.H * p.V + c0, count);
   }
 
   // To the output. The first group of columns writes, the others add to it.
