@@ -6,9 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kalman_attention.baselines.gated_deltanet import delta_chunked, delta_native, delta_recurrence
-from kalman_attention.baselines.gla import gla_chunked, gla_native, gla_recurrence
-from kalman_attention.baselines.mlstm import mlstm_chunked, mlstm_native, mlstm_recurrence
+from kalman_attention.baselines import common
+from kalman_attention.baselines.gated_deltanet import (
+    GatedDeltaNet,
+    delta_chunked,
+    delta_native,
+    delta_recurrence,
+)
+from kalman_attention.baselines.gla import GLA, gla_chunked, gla_native, gla_recurrence
+from kalman_attention.baselines.mlstm import MLSTM, mlstm_chunked, mlstm_native, mlstm_recurrence
 from kalman_attention.ops import cpu
 from kalman_attention.ops.cpu import MemoryInputs, library, memory_backward, memory_forward
 from kalman_attention.ops.matrix_scan import (
@@ -136,15 +142,54 @@ def test_an_mlstm_with_padding_on_either_side():
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_mixer_takes_the_native_form_in_short_types_too(rule):
+def test_short_types_are_computed_in_float32(rule):
     native, chunked, _, inputs = RULES[rule]
     data = [x.bfloat16() if i < 3 else x for i, x in enumerate(inputs(40, dtype=torch.float32))]
-    assert can_scan(data[2])
-    found, expected = native(*data), chunked(*data)
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(native(*data), chunked(*data), strict=True):
         assert one.dtype == torch.float32
-        scale = float(other.abs().max())
-        torch.testing.assert_close(one, other, rtol=0.0, atol=2e-5 * scale)
+        torch.testing.assert_close(one, other, rtol=0.0, atol=2e-5 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("mixer", [GLA, GatedDeltaNet, MLSTM])
+def test_mixers_take_the_native_form_and_it_equals_the_chunks(mixer, monkeypatch):
+    layer = mixer(d_model=16, num_heads=2).double()
+    x = torch.randn(2, 70, 16, dtype=torch.float64)
+    mask = torch.rand(2, 70, generator=torch.Generator().manual_seed(0)) < 0.8
+
+    def everything() -> list[Tensor]:
+        found = layer.mix(x, None, mask)
+        loss = found.y.square().sum() + sum(z.sum() for z in found.state if z.requires_grad)
+        grads = torch.autograd.grad(loss, list(layer.parameters()))
+        return [z.detach() for z in (found.y, *found.state, *grads)]
+
+    calls = []
+
+    def counted(*args, **options):
+        calls.append(args)
+        return memory_forward(*args, **options)
+
+    monkeypatch.setattr("kalman_attention.ops.matrix_scan.memory_forward", counted)
+    native = everything()
+    assert len(calls) == 1
+    monkeypatch.setattr(common, "can_scan", lambda v: False)
+    chunked = everything()
+    assert len(calls) == 1
+    for one, other in zip(native, chunked, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-9 * float(other.abs().max() + 1.0))
+
+
+def test_large_heads_take_the_chunks_where_these_are_faster():
+    def chosen(name: str, K: int, V: int, device: str = "cpu") -> str:
+        k, v = (torch.empty(1, 1, 1, size, device=device) for size in (K, V))
+        return common.form_for(name, k, v, native=lambda: "native", chunked=lambda: "chunked")()
+
+    assert [chosen(name, 16, 32) for name in ("gla", "delta", "mlstm")] == ["native"] * 3
+    assert [chosen(name, 512, 512) for name in ("gla", "delta", "mlstm")] == [
+        "chunked",
+        "native",
+        "chunked",
+    ]
+    assert chosen("delta", 16, 32, "meta") == "chunked"
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -165,7 +165,7 @@ class GatedDeltaNet(MatrixMixer):
         if mask is not None:
             blank = ~mask.unsqueeze(-1)
             log_alpha, beta = log_alpha.masked_fill(blank, 0.0), beta.masked_fill(blank, 0.0)
-        whole = form_for(v, native=delta_native, chunked=delta_chunked)
+        whole = form_for("delta", k, v, native=delta_native, chunked=delta_chunked)
         rule = whole if parallel else delta_recurrence
         y, matrix = rule(q / math.sqrt(c.key_dim), k, v, log_alpha, beta, state.matrix)
         y, gate = kept(y.to(x.dtype), keep), kept_rows(gate, found.ids, keep)

@@ -118,7 +118,7 @@ class GLA(MatrixMixer):
         q, k, v, log_alpha = (from_table(z, ids) for z in (q, k, v, log_alpha))
         if mask is not None:
             log_alpha = log_alpha.masked_fill(~mask[:, :, None, None], 0.0)
-        whole = form_for(v, native=gla_native, chunked=gla_chunked)
+        whole = form_for("gla", k, v, native=gla_native, chunked=gla_chunked)
         rule = whole if parallel else gla_recurrence
         y, matrix = rule(q / math.sqrt(c.key_dim), k, v, log_alpha, state.matrix)
         gate = kept_rows(gate, ids, keep)

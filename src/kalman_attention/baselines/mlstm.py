@@ -272,7 +272,7 @@ class MLSTM(MatrixMixer):
             blank = ~mask.unsqueeze(-1)
             log_i, log_f = log_i.masked_fill(blank, -torch.inf), log_f.masked_fill(blank, 0.0)
         q, k, v = split_heads(qkv, [c.keys, c.keys, c.width], c.num_heads)
-        whole = form_for(v, native=mlstm_native, chunked=mlstm_chunked)
+        whole = form_for("mlstm", k, v, native=mlstm_native, chunked=mlstm_chunked)
         rule = whole if parallel else mlstm_recurrence
         k = k / math.sqrt(k.shape[-1])
         y, matrix, m = rule(q, k, v, log_i, log_f, state.matrix, state.stabiliser)
