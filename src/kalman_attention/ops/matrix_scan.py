@@ -196,12 +196,12 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
 
 
 def _differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    tensors, saved = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
+    *tensors, checkpoints, residual = ctx.saved_tensors  # once: checkpointing recomputes them
     inputs, needed = MemoryInputs(*tensors), ctx.needs_input_grad[:6]
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         found = _through_the_loop(inputs, ctx.delta, grads[0], grads[1], needed)
     else:
-        found = _scan_backward(*inputs, ctx.delta, *saved, grads[0], grads[1])
+        found = _scan_backward(*inputs, ctx.delta, checkpoints, residual, grads[0], grads[1])
     # delta and save have no gradient.
     wanted = zip(found, needed, strict=True)
     return (*(grad if asked else None for grad, asked in wanted), None, None)
