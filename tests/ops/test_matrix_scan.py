@@ -271,6 +271,25 @@ def test_registration():
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+def test_a_compiled_mixer_keeps_the_op():
+    layer, x = MLSTM(d_model=16, num_heads=2), torch.randn(2, 40, 16)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    found, expected = compiled(x), layer(x)
+    assert "kalman_attention.matrix_scan" in graphs[0]
+    torch.testing.assert_close(found, expected)
+    found, expected = (
+        torch.autograd.grad(y.square().sum(), list(layer.parameters())) for y in (found, expected)
+    )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_transforms_take_the_chunks():
     inputs = [x.unsqueeze(0).repeat(3, *[1] * x.dim()) for x in gla_inputs(20)]
 
