@@ -374,8 +374,9 @@ class KLA(Mixer):
         cu_seqlens: Tensor | None,
     ) -> Convolved:
         """The stream, the first D channels of x, after the convolution, if there is one."""
-        tokens = x if ids is None else ids
-        rows = len(tokens) if cu_seqlens is None else len(cu_seqlens) - 1
+        rows = (x if ids is None else ids).shape[0]  # not len, which an export would freeze
+        if cu_seqlens is not None:
+            rows = len(cu_seqlens) - 1
         if self.conv is None:
             window = self._first_window(rows, x) if window is None else window
             return Convolved(x[..., : self.config.width], x, ids, window)

@@ -116,8 +116,9 @@ class ShortConv(nn.Module):
             mask: as for ``forward``.
             cu_seqlens: as for ``forward``.
         """
-        plain = window is None and mask is None and cu_seqlens is None
-        found = distinct_windows(ids, len(x), self.kernel_size) if plain else None
+        found = None
+        if ids is not None and window is None and mask is None and cu_seqlens is None:
+            found = distinct_windows(ids, len(x), self.kernel_size)
         if ids is None or found is None:
             x = from_table(x, ids)
             u, window = self(x[..., : self.channels], window, mask, cu_seqlens)
@@ -187,14 +188,14 @@ class Windows(NamedTuple):
     ids: Tensor
 
 
-def distinct_windows(ids: Tensor | None, V: int, K: int) -> Windows | None:
+def distinct_windows(ids: Tensor, V: int, K: int) -> Windows | None:
     """The distinct sequences of K tokens, the last of which may be any token of ``ids``.
 
     V stands for what is before the first token. None if finding them does not pay: most positions
     have windows of their own, which is the rule in text, or the tokens are not on a CPU.
     """
     # Comparing windows looks at values, which would stall a device and end a compiled graph.
-    if ids is None or ids.device.type != "cpu" or torch.compiler.is_compiling():
+    if ids.device.type != "cpu" or torch.compiler.is_compiling():
         return None
     if (V + 1) ** K >= 2**63 or ids.numel() == 0:
         return None
