@@ -171,8 +171,9 @@ def test_mad_at_cpu_scale_has_all_cells_of_the_papers_table(name):
     assert ours == {(form, task) for form in forms for task in mad.FORM_TASKS}
     assert forms == (tuple(mad.FORMS) if name == "mad" else ())
     assert set(MAD_TASKS) == set(TASK_NAMES)
-    per_task = {task: [c for c in cells if c.labels["task"] == task] for task in MAD_TASKS}
-    assert {len(found) for found in per_task.values()} == {12}  # every model has the same grid
+    for task in MAD_TASKS:  # every model has the same grid
+        grid = len(mad.SUITES[name]["cpu"].rates_of(task))
+        assert len([c for c in cells if c.labels["task"] == task]) == grid * len(MAD)
 
 
 def test_forms_differ_from_the_papers_layer_in_nothing_else():
@@ -211,36 +212,43 @@ def test_the_validation_set_chooses_and_the_test_set_counts():
 
 def test_learning_rates_stand_beside_each_other():
     def run(lr: str, accuracy: float) -> dict[str, Any]:
-        labels = {"model": "kla", "task": "compression", "lr": lr, "seed": "seed0"}
+        labels = {"model": "kla", "task": "fuzzy_recall", "lr": lr, "seed": "seed0"}
         return {"labels": labels, "metrics": {"accuracy": accuracy, "token_accuracy": 0.1}}
 
-    both = [run("lr0.001", 0.9), run("lr0.0005", 0.25)]
+    both = [run("lr0.003", 0.9), run("lr0.001", 0.25)]
     chosen, _, rates = load_experiment("mad").tables("cpu", both)
+    assert rates.header == ["model", "fuzzy recall"]
+    assert [row for row in rates.rows if row[0] == "kla"] == [["kla", "90.0 / 25.0"]]
+    assert chosen.rows[4][5] == "90.0 (45.7)"
+    *_, rates = load_experiment("mad-bare").tables("cpu", both)
     assert [row for row in rates.rows if row[0] == "kla"] == [
-        ["kla", "90.0 / 25.0", *["- / -"] * 5]
+        ["kla", *["- / -"] * 4, "90.0 / 25.0", "- / -"]
     ]
-    assert chosen.rows[4][:2] == ["kla", "90.0 (85.0)"]
     assert len(load_experiment("mad").tables("paper", [])) == 2  # one rate, nothing to compare
 
 
 def test_longer_training_changes_nothing_but_the_epochs():
-    short = {c.name: c for c in mad.cells("cpu", "mad-bare")}
-    for longer in training_length.cells("cpu"):
-        (line,) = differences(plain(longer.run), plain(short[longer.name].run))
+    runs = training_length.cells("cpu")
+    short, long = runs[: len(runs) // 2], runs[len(runs) // 2 :]
+    assert all(cell in mad.cells("cpu") for cell in short)  # computed once
+    for before, after in zip(short, long, strict=True):
+        (line,) = differences(plain(after.run), plain(before.run))
         assert line.startswith("training.epochs is ")
-    published = {c.name: c for c in mad.cells("paper", "mad-bare")}
-    assert all(c == published[c.name] for c in training_length.cells("paper"))
+    published = mad.cells("paper")
+    assert all(cell in published for cell in training_length.cells("paper"))
 
 
 def test_accuracies_over_training_length():
-    cell = next(c for c in training_length.cells("cpu") if c.matches("kla/fuzzy_recall"))
-    third = cell.run.updates // 3
-    rises_and_falls = [(third, 0.2), (third + 1, 0.5), (2 * third, 0.4), (3 * third, 0.3)]
-    curve = [{"step": step, "accuracy": accuracy} for step, accuracy in rises_and_falls]
-    (table,) = training_length.tables("cpu", [{"labels": cell.labels, "curve": curve}])
+    runs = [c for c in training_length.cells("cpu") if c.matches("kla/selective_copying")]
+    results = [
+        {"labels": cell.labels, "metrics": {"accuracy": accuracy}}
+        for cell, accuracy in zip(runs, (0.25, 0.5), strict=True)
+    ]
+    (table,) = training_length.tables("cpu", results)
     shown = {(row[0], row[1]): row[2:] for row in table.rows}
-    assert shown.pop(("fuzzy recall", "kla")) == ["0.003", "20.0", "50.0", "50.0", "30.0"]
-    assert all(row[1:] == ["-"] * 4 for row in shown.values())
+    found = shown.pop(("selective copying", "kla"))
+    assert found == ["80", "25.0 (90.7)", "240", "50.0 (90.7)"]
+    assert all(row[1].startswith("- (") and row[3].startswith("- (") for row in shown.values())
 
 
 def test_tables_say_how_many_runs_are_missing():

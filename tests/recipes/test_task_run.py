@@ -31,7 +31,7 @@ def smoke(experiment: str, labels: str) -> list:
         ("mad", "kla+/recall"),
         ("mad-bare", "kla/compression"),
         ("mad-bare", "mamba/selective_copying"),
-        ("training-length", "kla/fuzzy_recall"),
+        ("training-length", "kla/compression/3 epochs"),
         ("process-noise", "kla,p=0/noisy_recall"),
         ("ou-depth", "none/2blocks"),
         ("mqar", "gated_deltanet/d64"),
