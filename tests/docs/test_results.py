@@ -111,7 +111,7 @@ def test_goals_of_the_scan_again() -> None:
 
 
 def test_mixers() -> None:
-    results = read("benchmarks/results/mixers_2026-11-16.json")
+    results = read("benchmarks/results/mixers_2026-11-18.json")
     expected = [
         [f"{int(T):,}", kind, *(f"{1e3 * x['seconds'][T]:.0f}" for x in mixers.values())]
         for kind, mixers in results["sweep"]["passes"].items()
