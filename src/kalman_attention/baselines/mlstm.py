@@ -316,7 +316,7 @@ def mlstm_recurrence(
 def mlstm_native(
     q: Tensor, k: Tensor, v: Tensor, log_i: Tensor, log_f: Tensor, state: Tensor, m: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same in the native library; arguments and result as for ``mlstm_recurrence``."""
+    """The same in the native library; as ``mlstm_recurrence``, with finite ``log_f``."""
     q, k, v, log_i, log_f, state, m = widened(q, k, v, log_i, log_f, state, m)
     m_all = _token_stabilisers(log_i, log_f, m)
     m_prev, m_tokens = m_all[:, :-1], m_all[:, 1:]

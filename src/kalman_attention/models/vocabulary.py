@@ -45,7 +45,7 @@ class Head(nn.Linear):
 
 def look_up(input_ids: Tensor, table: Tensor) -> Tensor:
     """Rows of a table ``[vocab_size, D]`` by token, with an error that names a token outside it."""
-    require_integers(input_ids)
+    _require_integers(input_ids)
     try:
         return nn.functional.embedding(input_ids, table)
     except IndexError as error:
@@ -54,7 +54,7 @@ def look_up(input_ids: Tensor, table: Tensor) -> Tensor:
 
 def require_tokens(input_ids: Tensor, vocab_size: int) -> None:
     """Raise unless these are tokens of the vocabulary; values are looked at on a CPU only."""
-    require_integers(input_ids)
+    _require_integers(input_ids)
     if input_ids.device.type != "cpu" or not input_ids.numel():
         return
     low, high = input_ids.aminmax()
@@ -62,7 +62,7 @@ def require_tokens(input_ids: Tensor, vocab_size: int) -> None:
         raise _outside(input_ids, vocab_size)
 
 
-def require_integers(input_ids: Tensor) -> None:
+def _require_integers(input_ids: Tensor) -> None:
     """Raise unless these can be tokens."""
     if not isinstance(input_ids, Tensor) or input_ids.dtype not in (torch.int64, torch.int32):
         got = input_ids.dtype if isinstance(input_ids, Tensor) else type(input_ids).__name__
