@@ -3,11 +3,31 @@
 import os
 
 import pytest
+import torch
+from hypothesis import register_random
 
 pytest_plugins = ["tests.browser"]
 
 # A pool of compiling processes imports torch once more in each of them, for graphs of a few lines.
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+
+
+class _TorchRandom:
+    """torch's generator as hypothesis expects it, so that an example fails again when repeated."""
+
+    seed = staticmethod(torch.manual_seed)
+    getstate = staticmethod(torch.get_rng_state)
+    setstate = staticmethod(torch.set_rng_state)
+
+
+_torch_random = _TorchRandom()  # hypothesis keeps no reference of its own
+register_random(_torch_random)
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    """Start every test from the same state, whichever tests its process ran before."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)
