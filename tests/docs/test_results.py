@@ -29,6 +29,7 @@ VERDICTS = ("confirmed", "refuted", "open")
 MEASURED = (
     "mad",
     "mad-bare",
+    "mad-seeds",
     "training-length",
     "process-noise",
     "ou-depth",

@@ -9,7 +9,7 @@ import pytest
 
 from kalman_attention._tables import Table, markdown, percent
 from kalman_attention.published import MAD, MAD_TASKS, PROCESS_NOISE
-from kalman_attention.recipes import mad, training_length
+from kalman_attention.recipes import mad, mad_seeds, training_length
 from kalman_attention.recipes.cell import Cell, Results, differences, plain
 from kalman_attention.recipes.experiment import SCALES, best, mean_of_best
 from kalman_attention.recipes.registry import EXPERIMENTS, load_experiment
@@ -249,6 +249,30 @@ def test_accuracies_over_training_length():
     found = shown.pop(("selective copying", "kla"))
     assert found == ["80", "25.0 (90.7)", "240", "50.0 (90.7)"]
     assert all(row[1].startswith("- (") and row[3].startswith("- (") for row in shown.values())
+
+
+def test_other_seeds_change_nothing_else():
+    runs = mad_seeds.cells("cpu")
+    first, *others = (runs[i : i + len(runs) // 3] for i in range(0, len(runs), len(runs) // 3))
+    assert all(cell in mad.cells("cpu") for cell in first)  # computed once
+    for seed, again in enumerate(others, 1):
+        for before, after in zip(first, again, strict=True):
+            (line,) = differences(plain(after.run), plain(before.run))
+            assert line == f"training.seed is 0 there and {seed} here"
+            assert after.labels == {**before.labels, "seed": f"seed{seed}"}
+
+
+def test_a_mean_over_seeds_needs_all_of_them():
+    runs = [c for c in mad_seeds.cells("cpu") if c.matches("kla/fuzzy_recall")]
+    results = [
+        {"labels": cell.labels, "metrics": {"accuracy": accuracy}}
+        for cell, accuracy in zip(runs, (0.25, 0.5, 0.375), strict=True)
+    ]
+    shown = {
+        len(part): mad_seeds.tables("cpu", part)[0].rows[-1] for part in (results, results[:2])
+    }
+    assert shown[3] == ["fuzzy recall", "kla", "25.0", "50.0", "37.5", "37.5 (45.7)"]
+    assert shown[2] == ["fuzzy recall", "kla", "25.0", "50.0", "-", "- (45.7)"]
 
 
 def test_tables_say_how_many_runs_are_missing():

@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 
 from kalman_attention.evaluation.synthetic import MacroAccuracy, predicted_tokens
 from kalman_attention.evaluation.uncertainty import attention_maps
+from kalman_attention.published import MAD_TASKS
 from kalman_attention.recipes import mad, process_noise
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.inspection import load_best, sample_maps, variance_trace
@@ -31,6 +32,7 @@ def smoke(experiment: str, labels: str) -> list:
         ("mad", "kla+/recall"),
         ("mad-bare", "kla/compression"),
         ("mad-bare", "mamba/selective_copying"),
+        ("mad-seeds", "kla/fuzzy_recall/seed1"),
         ("training-length", "kla/compression/3 epochs"),
         ("process-noise", "kla,p=0/noisy_recall"),
         ("ou-depth", "none/2blocks"),
@@ -65,9 +67,13 @@ def test_a_cell_trains_and_ends_in_the_table(tmp_path, experiment, labels):
 
 
 def test_the_ablation_changes_nothing_but_the_noise():
-    learned = [c for c in mad.cells("cpu", "mad-bare") if c.labels["model"] == "kla"]
+    learned = [c for c in mad.cells("cpu") if c.labels["model"] == "kla"]
+    learned = [
+        c for c in learned if c.matches("lr0.003" if c.matches("fuzzy_recall") else "lr0.001")
+    ]
     cells = process_noise.cells("cpu")
     assert cells[: len(learned)] == learned  # computed once, by whichever comes first
+    assert len(learned) == len(MAD_TASKS)
     for with_noise, without in zip(learned, cells[len(learned) :], strict=True):
         assert without.run.model.kla.process_noise == "zero"
         layer = dataclasses.replace(without.run.model.kla, process_noise="learned")

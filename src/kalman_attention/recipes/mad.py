@@ -1,12 +1,12 @@
 """``mad``: one block of each mixer on the six MAD tasks (``tab:accuracy-heatmap``).
 
 ``mad`` has the paper's scaffold, an encoder and a decoder MLP around the block. ``mad-bare`` has
-the block alone, and shorter sequences at the ``cpu`` scale. ``training-length`` builds on the runs
-of the former, ``process-noise`` on those of the latter.
+the block alone, and shorter sequences at the ``cpu`` scale. ``mad-seeds``, ``training-length`` and
+``process-noise`` build on the runs of the former.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -251,11 +251,19 @@ def cells(scale: Scale, name: str = "mad") -> list[Cell]:
     return found
 
 
-def first_rate(scale: Scale) -> list[Cell]:
-    """The cells of ``mad`` at the first learning rate of each task."""
+def first_rate(scale: Scale, chosen: Mapping[str, Sequence[str]]) -> list[Cell]:
+    """Some cells of ``mad``, at the first learning rate of each task.
+
+    Args:
+        scale: the scale.
+        chosen: the models of each task.
+    """
     suite = SCALES[scale]
-    first = {task: f"lr{suite.rates_of(task)[0]:g}" for task in MAD_TASKS}
-    return [cell for cell in cells(scale) if cell.labels["lr"] == first[cell.labels["task"]]]
+
+    def asked(task: str, model: str, lr: str) -> bool:
+        return model in chosen.get(task, ()) and lr == f"lr{suite.rates_of(task)[0]:g}"
+
+    return [c for c in cells(scale) if asked(*(c.labels[x] for x in ("task", "model", "lr")))]
 
 
 def tables(scale: Scale, results: Sequence[dict[str, Any]], name: str = "mad") -> list[Table]:

@@ -1,6 +1,6 @@
 """``process-noise``: learned process noise against none, on MAD (``tab:process-noise-ablation``).
 
-The runs with learned noise are those of ``mad-bare``.
+The runs with learned noise are those of ``mad``, at its first learning rate.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ _ROWS = {"learned": "kla", "zero": "kla,p=0"}
 
 
 def cells(scale: Scale) -> list[Cell]:
-    """The KLA runs of ``mad-bare``, and each of them again with p = 0."""
-    learned = [cell for cell in mad.cells(scale, "mad-bare") if cell.labels["model"] == "kla"]
+    """The KLA runs of ``mad`` at its first learning rate, and each of them again with p = 0."""
+    learned = mad.first_rate(scale, dict.fromkeys(MAD_TASKS, ("kla",)))
     return [*learned, *(_without_noise(cell) for cell in learned)]
 
 
@@ -51,7 +51,7 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
             "Process noise, accuracy, % (paper)",
             header,
             rows,
-            notes(scale, mad.BARE[scale].changes),
+            notes(scale, ["otherwise as mad, at its first rate"]),
         )
     ]
 

@@ -27,11 +27,7 @@ TIMES: dict[Scale, int] = {"smoke": 3, "cpu": 3, "paper": 1}
 
 def cells(scale: Scale) -> list[Cell]:
     """Some runs of ``mad`` at its first learning rate, and each of them again, trained longer."""
-    short = [
-        cell
-        for cell in mad.first_rate(scale)
-        if cell.labels["model"] in CHOSEN.get(cell.labels["task"], ())
-    ]
+    short = mad.first_rate(scale, CHOSEN)
     times = TIMES[scale]
     return [*short, *(_longer(cell, times) for cell in short if times > 1)]
 
