@@ -32,16 +32,32 @@ def test_a_figure_drawn_again_is_the_same_file(tmp_path):
         assert first.read_bytes() == second.read_bytes()
 
 
-def test_forty_lines_can_be_told_apart():
-    styles = [tuple(line_style(i).items()) for i in range(40)]
-    assert len(set(styles)) == 40
-    lines = {f"model {i}": [(0.0, 0.0), (1.0, float(i))] for i in range(12)}
-    figure = plot_learning_curves({"task": lines, "another": {"model 11": [(0.0, 0.0)]}})
+def test_fifty_lines_can_be_told_apart():
+    styles = [tuple(line_style(i).items()) for i in range(50)]
+    assert len(set(styles)) == 50
+    lines = {(f"model {i}", ""): [(0.0, 0.0), (1.0, float(i))] for i in range(12)}
+    figure = plot_learning_curves({"task": lines, "another": {("model 11", ""): [(0.0, 0.0)]}})
     first, second = figure.axes[:2]
     drawn = {(line.get_color(), line.get_linestyle()) for line in first.lines}
     assert len(drawn) == 12
     assert first.lines[1].get_color() == first.lines[11].get_color()
     assert second.lines[0].get_linestyle() == first.lines[11].get_linestyle() == "--"
+
+
+def test_variants_of_a_model_share_its_colour():
+    curve = [(0.0, 0.0), (1.0, 0.5), (2.0, 1.0)]
+    one = dict.fromkeys([("kla", "rate 1"), ("mamba", "rate 1"), ("kla", "rate 2")], curve)
+    two = {("mamba", "rate 2"): curve[:1]}
+    figure = plot_learning_curves({"first": one, "second": two})
+    kla, mamba, kla_again = figure.axes[0].lines
+    (mamba_again,) = figure.axes[1].lines
+    assert kla.get_color() == kla_again.get_color() != mamba.get_color()
+    assert mamba.get_color() == mamba_again.get_color()
+    assert [x.get_linestyle() for x in (kla, mamba)] == ["-", "-"]
+    assert [x.get_linestyle() for x in (kla_again, mamba_again)] == ["--", "--"]
+    assert mamba_again.get_marker() == "."  # a single point is visible
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["kla rate 1", "kla rate 2", "mamba rate 1", "mamba rate 2"]
 
 
 def test_scaling_marks_where_an_engine_gives_up(tmp_path):

@@ -6,12 +6,13 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-_COLOURS = 10  # in matplotlib's default cycle
-_STYLES = ("-", "--", ":", "-.")
+COLOURS = 10
+"""Colours in matplotlib's default cycle."""
+_STYLES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
 
 
 def line_style(i: int) -> dict[str, Any]:
-    """Colour and line style of the i-th line of a figure; the first forty are all different.
+    """Colour and line style of the i-th line of a figure; the first fifty are all different.
 
     The first ten lines are solid and differ in colour. Further lines repeat the colours with
     another line style.
@@ -22,7 +23,7 @@ def line_style(i: int) -> dict[str, Any]:
     Returns:
         Keyword arguments of ``plot``.
     """
-    return {"color": f"C{i % _COLOURS}", "linestyle": _STYLES[i // _COLOURS % len(_STYLES)]}
+    return {"color": f"C{i % COLOURS}", "linestyle": _STYLES[i // COLOURS % len(_STYLES)]}
 
 
 def small_axis(axis: Any, xlabel: str = "", ylabel: str = "", *, fontsize: int = 8) -> None:

@@ -6,19 +6,22 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from kalman_attention.plots.common import line_style, small_axis
+from kalman_attention.plots.common import COLOURS, line_style, small_axis
 
 
 def plot_learning_curves(
-    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
+    panels: Mapping[str, Mapping[tuple[str, str], Sequence[tuple[float, float]]]],
     *,
     xlabel: str = "updates",
     ylabel: str = "accuracy",
 ) -> Figure:
-    """Plot a metric over training, one panel per task and one line per model.
+    """Plot a metric over training, one panel per task and one line per model and variant.
+
+    Up to ten models differ in colour, and their variants in line style.
 
     Args:
-        panels: maps the title of a panel to its lines, and the name of a line to points (x, y).
+        panels: maps the title of a panel to its lines, and the model and variant of a line to
+            points (x, y); a variant may be empty.
         xlabel: label of every horizontal axis.
         ylabel: label of the vertical axis, which the panels share.
 
@@ -29,21 +32,36 @@ def plot_learning_curves(
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(3.4 * columns, 2.6 * rows + 0.5), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
-    styles = {name: line_style(i) for i, name in enumerate(names)}
+    styles = _styles([key for lines in panels.values() for key in lines])
     handles = {}
     for axis, (title, lines) in zip(axes.flat, panels.items(), strict=False):
-        for name, points in lines.items():
+        for key, points in lines.items():
             x, y = zip(*points, strict=True)
-            (handles[name],) = axis.plot(x, y, **styles[name], lw=1.5)
+            dot = {"marker": "."} if len(points) < 3 else {}  # a model that learned at once
+            (handles[key],) = axis.plot(x, y, **styles[key], **dot, lw=1.5)
         axis.set_title(title, fontsize=9)
         small_axis(axis, xlabel)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     for row in axes:
         row[0].set_ylabel(ylabel, fontsize=8)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, fontsize=8)
+    shown = {
+        " ".join(filter(None, key)): handles[key] for key in sorted(handles, key=list(styles).index)
+    }
+    fitting = int(19 * figure.get_figwidth() / (8 + max(map(len, shown))))  # characters of 8 points
+    figure.legend(
+        shown.values(), shown.keys(), loc="outside lower center", ncols=min(6, fitting), fontsize=8
+    )
     return figure
+
+
+def _styles(keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """The style of the line of every model and variant, in the order of the legend."""
+    models, variants = (list(dict.fromkeys(names)) for names in zip(*keys, strict=True))
+    if len(models) > COLOURS:
+        return {key: line_style(i) for i, key in enumerate(dict.fromkeys(keys))}
+    there = [(m, v) for m in models for v in variants if (m, v) in keys]
+    return {(m, v): line_style(models.index(m) + COLOURS * variants.index(v)) for m, v in there}
 
 
 def plot_pretraining(

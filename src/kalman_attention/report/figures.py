@@ -26,11 +26,7 @@ def curves(experiment: Experiment, results: Sequence[dict[str, Any]], folder: Pa
         from kalman_attention.plots.training import plot_learning_curves
     except ModuleNotFoundError:
         return []
-    joined = {
-        title: {" ".join(filter(None, key)): points for key, points in lines.items()}
-        for title, lines in panels.items()
-    }
-    figure = plot_learning_curves(joined, ylabel=experiment.metric.replace("_", " "))
+    figure = plot_learning_curves(panels, ylabel=experiment.metric.replace("_", " "))
     return save_figure(figure, folder / "learning_curves.png")
 
 
