@@ -9,7 +9,9 @@ import pytest
 
 from kalman_attention._tables import markdown
 from kalman_attention.evaluation.questions import BENCHMARKS
+from kalman_attention.recipes import mad, mad_variations
 from kalman_attention.recipes.cell import Results
+from kalman_attention.recipes.experiment import best
 from kalman_attention.recipes.registry import load_experiment
 from kalman_attention.recipes.series import CHOSEN
 from kalman_attention.report.collect import read_verdicts
@@ -29,8 +31,7 @@ VERDICTS = ("confirmed", "refuted", "open")
 MEASURED = (
     "mad",
     "mad-bare",
-    "mad-seeds",
-    "training-length",
+    "mad-variations",
     "process-noise",
     "ou-depth",
     "mqar",
@@ -52,6 +53,16 @@ def test_tables_are_those_of_the_cells(name: str) -> None:
     also = others if name == "uncertainty" else [x for x in others if "at the rates" in x]
     shown = "\n".join([first, *also])
     assert [line for line in shown.splitlines() if line.startswith("|") and line not in page] == []
+
+
+def test_variations_have_the_learning_rates_that_mad_chose() -> None:
+    results = Results(ROOT / "results", "cpu")
+    there = [r for c in mad.cells("cpu") if (r := results.load(c)) is not None]
+    for cell in mad_variations.cells("cpu"):
+        if cell.experiment == "mad":
+            chosen = best(there, task=cell.labels["task"], model=cell.labels["model"])
+            assert chosen is not None
+            assert chosen["labels"] == cell.labels
 
 
 def test_verdicts_are_those_of_the_file() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kalman_attention._tables import Table, markdown, percent
 from kalman_attention.published import MAD, MAD_TASKS, PROCESS_NOISE
-from kalman_attention.recipes import mad, mad_seeds, training_length
+from kalman_attention.recipes import mad, mad_variations
 from kalman_attention.recipes.cell import Cell, Results, differences, plain
 from kalman_attention.recipes.experiment import SCALES, best, mean_of_best
 from kalman_attention.recipes.registry import EXPERIMENTS, load_experiment
@@ -217,8 +217,10 @@ def test_learning_rates_stand_beside_each_other():
 
     both = [run("lr0.003", 0.9), run("lr0.001", 0.25)]
     chosen, _, rates = load_experiment("mad").tables("cpu", both)
-    assert rates.header == ["model", "fuzzy recall"]
-    assert [row for row in rates.rows if row[0] == "kla"] == [["kla", "90.0 / 25.0"]]
+    assert rates.header == ["model", "compression", "fuzzy recall", "selective copying"]
+    assert [row for row in rates.rows if row[0] == "kla"] == [
+        ["kla", "- / -", "25.0 / 90.0", "- / -"]
+    ]
     assert chosen.rows[4][5] == "90.0 (45.7)"
     *_, rates = load_experiment("mad-bare").tables("cpu", both)
     assert [row for row in rates.rows if row[0] == "kla"] == [
@@ -227,52 +229,50 @@ def test_learning_rates_stand_beside_each_other():
     assert len(load_experiment("mad").tables("paper", [])) == 2  # one rate, nothing to compare
 
 
-def test_longer_training_changes_nothing_but_the_epochs():
-    runs = training_length.cells("cpu")
-    short, long = runs[: len(runs) // 2], runs[len(runs) // 2 :]
-    assert all(cell in mad.cells("cpu") for cell in short)  # computed once
-    for before, after in zip(short, long, strict=True):
-        (line,) = differences(plain(after.run), plain(before.run))
-        assert line.startswith("training.epochs is ")
+def test_a_variation_changes_one_thing():
+    runs, suite = mad_variations.cells("cpu"), mad.cells("cpu")
+    first = {tuple(c.labels[x] for x in ("model", "task")): c for c in runs if c in suite}
+    varied = [c for c in runs if c not in suite]
+    assert len(varied) == sum(
+        len(models)
+        for variation in mad_variations.VARIATIONS.values()
+        for models in variation.models.values()
+    )
+    for cell in varied:
+        before = first[cell.labels["model"], cell.labels["task"]]  # computed once, by mad
+        (line,) = differences(plain(cell.run), plain(before.run))
+        epochs, change = before.run.training.epochs, cell.labels["change"]
+        assert (
+            line
+            == {
+                "seed 1": "training.seed is 0 there and 1 here",
+                "seed 2": "training.seed is 0 there and 2 here",
+                "3 x epochs": f"training.epochs is {epochs} there and {3 * epochs} here",
+            }[change]
+        )
+
+
+def test_the_published_runs_are_not_varied():
     published = mad.cells("paper")
-    assert all(cell in published for cell in training_length.cells("paper"))
-
-
-def test_accuracies_over_training_length():
-    runs = [c for c in training_length.cells("cpu") if c.matches("kla/selective_copying")]
-    results = [
-        {"labels": cell.labels, "metrics": {"accuracy": accuracy}}
-        for cell, accuracy in zip(runs, (0.25, 0.5), strict=True)
-    ]
-    (table,) = training_length.tables("cpu", results)
-    shown = {(row[0], row[1]): row[2:] for row in table.rows}
-    found = shown.pop(("selective copying", "kla"))
-    assert found == ["80", "25.0 (90.7)", "240", "50.0 (90.7)"]
-    assert all(row[1].startswith("- (") and row[3].startswith("- (") for row in shown.values())
-
-
-def test_other_seeds_change_nothing_else():
-    runs = mad_seeds.cells("cpu")
-    first, *others = (runs[i : i + len(runs) // 3] for i in range(0, len(runs), len(runs) // 3))
-    assert all(cell in mad.cells("cpu") for cell in first)  # computed once
-    for seed, again in enumerate(others, 1):
-        for before, after in zip(first, again, strict=True):
-            (line,) = differences(plain(after.run), plain(before.run))
-            assert line == f"training.seed is 0 there and {seed} here"
-            assert after.labels == {**before.labels, "seed": f"seed{seed}"}
+    assert all(cell in published for cell in mad_variations.cells("paper"))
 
 
 def test_a_mean_over_seeds_needs_all_of_them():
-    runs = [c for c in mad_seeds.cells("cpu") if c.matches("kla/fuzzy_recall")]
+    runs = [c for c in mad_variations.cells("cpu") if c.matches("kla/fuzzy_recall")]
     results = [
         {"labels": cell.labels, "metrics": {"accuracy": accuracy}}
-        for cell, accuracy in zip(runs, (0.25, 0.5, 0.375), strict=True)
+        for cell, accuracy in zip(runs, (0.25, 0.5, 0.375, 0.625), strict=True)
     ]
-    shown = {
-        len(part): mad_seeds.tables("cpu", part)[0].rows[-1] for part in (results, results[:2])
-    }
-    assert shown[3] == ["fuzzy recall", "kla", "25.0", "50.0", "37.5", "37.5 (45.7)"]
-    assert shown[2] == ["fuzzy recall", "kla", "25.0", "50.0", "-", "- (45.7)"]
+
+    def row(part, model="kla", task="fuzzy recall"):
+        (table,) = mad_variations.tables("cpu", part)
+        (found,) = (r for r in table.rows if r[:2] == [task, model])
+        return found[2:]
+
+    assert row(results) == ["25.0 (45.7)", "50.0", "37.5", "37.5", "62.5"]
+    assert row(results[:2]) == ["25.0 (45.7)", "50.0", "-", "-", "-"]
+    assert row(results, "mlstm") == ["- (25.4)", "-", "-", "-", ""]
+    assert row(results, task="compression") == ["- (85.0)", "-", "-", "-", ""]
 
 
 def test_tables_say_how_many_runs_are_missing():

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("no_flush")
 def test_sizes_are_equal(name):
     rung = text_ladder.LADDER[name]
     found = recipe(f"{rung.model}-micro", architecture=rung.config()).parameters
-    assert found == pytest.approx(recipe("kla-micro").parameters, rel=0.015)
+    assert found == pytest.approx(recipe("kla-micro").parameters, rel=0.013)
 
 
 def test_a_recipe_with_a_model_of_its_own_survives_json():

@@ -1,9 +1,10 @@
 """``text-ladder``: options of the KLA layer on text, one after the other, at equal size.
 
 Small language models with about as many parameters as ``kla-micro``, trained identically on the
-same tokens. Every rung changes what its name says; Mamba and Gated DeltaNet are included for
-comparison. The seeds differ from those of the subsequent comparison: options are chosen here, and
-the choice is measured there.
+same tokens. The name of a rung lists its main changes: ``biases`` includes ``unscaled``, and all
+``shared`` rungs include ``biases``. Mamba and Gated DeltaNet are included for comparison. The seeds
+differ from those of the subsequent comparison: options are chosen here, and the choice is measured
+there.
 """
 
 import dataclasses
@@ -69,7 +70,8 @@ class Rung:
 
     Attributes:
         model: a preset of size micro.
-        d_model: its width, chosen so that parameters are equal within 1 %; None keeps it.
+        d_model: its width; None keeps that of the preset. All rungs have as many parameters as
+            ``kla-micro`` within 1.3 %.
         wide: channels of the filter per channel of the stream; the precision then has rank 8.
         options: options of the mixer that differ.
         depth_scaled_start: as in ``LanguageModelConfig``.

@@ -20,8 +20,7 @@ VERDICTS = "verdicts.json"
 TITLES = {
     "mad": "MAD",
     "mad-bare": "MAD without encoder and decoder",
-    "mad-seeds": "MAD with several seeds",
-    "training-length": "MAD, trained longer",
+    "mad-variations": "MAD with several seeds, and trained longer",
     "process-noise": "Process noise",
     "ou-depth": "Depth, with and without the OU prior",
     "mqar": "Long-context recall",
