@@ -9,7 +9,7 @@ import pytest
 
 from kalman_attention._tables import markdown
 from kalman_attention.evaluation.questions import BENCHMARKS
-from kalman_attention.recipes import mad, mad_variations
+from kalman_attention.recipes import mad
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.experiment import best
 from kalman_attention.recipes.registry import load_experiment
@@ -55,14 +55,14 @@ def test_tables_are_those_of_the_cells(name: str) -> None:
     assert [line for line in shown.splitlines() if line.startswith("|") and line not in page] == []
 
 
-def test_variations_have_the_learning_rates_that_mad_chose() -> None:
-    results = Results(ROOT / "results", "cpu")
+def test_chosen_rates_are_those_with_the_best_validation_accuracy() -> None:
+    results, suite = Results(ROOT / "results", "cpu"), mad.SCALES["cpu"]
     there = [r for c in mad.cells("cpu") if (r := results.load(c)) is not None]
-    for cell in mad_variations.cells("cpu"):
-        if cell.experiment == "mad":
-            chosen = best(there, task=cell.labels["task"], model=cell.labels["model"])
-            assert chosen is not None
-            assert chosen["labels"] == cell.labels
+    for task, model in {(r["labels"]["task"], r["labels"]["model"]) for r in there}:
+        chosen = best(there, task=task, model=model)
+        assert chosen is not None
+        rate = mad.CHOSEN_RATES.get((task, model), suite.rates_of(task)[0])
+        assert chosen["labels"]["lr"] == f"lr{rate:g}"
 
 
 def test_verdicts_are_those_of_the_file() -> None:

@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Literal
 
 from kalman_attention._tables import Table, percent
@@ -180,6 +179,14 @@ BARE: dict[Scale, MadScale] = {
 }
 """The suite without encoder and decoder, at each scale."""
 
+CHOSEN_RATES = {
+    **dict.fromkeys(
+        [("fuzzy_recall", row) for row in ("gla", "mamba", "kla", "kla+", *FORMS)], 3e-3
+    ),
+    ("selective_copying", "gated_deltanet"): 3e-3,
+}
+"""The better learning rate at the ``cpu`` scale, by task and model, where it is not the first."""
+
 SUITES = {"mad": SCALES, "mad-bare": BARE}
 """Both suites, by experiment."""
 
@@ -261,23 +268,17 @@ def cells(scale: Scale, name: str = "mad") -> list[Cell]:
     return found
 
 
-def chosen_cells(
-    scale: Scale,
-    chosen: Mapping[str, Sequence[str]],
-    rates: Mapping[tuple[str, str], float] = MappingProxyType({}),
-) -> list[Cell]:
-    """Some cells of ``mad``, each model at one learning rate.
+def chosen_cells(scale: Scale, chosen: Mapping[str, Sequence[str]]) -> list[Cell]:
+    """Some cells of ``mad``, each model at the learning rate that the suite chose for it.
 
     Args:
         scale: the scale.
         chosen: the models of each task.
-        rates: learning rates by task and model; by default, and where the scale does not try that
-            rate, it is the first one of the task.
     """
     suite = SCALES[scale]
 
     def asked(task: str, model: str, lr: str) -> bool:
-        rate, tried = rates.get((task, model)), suite.rates_of(task)
+        rate, tried = CHOSEN_RATES.get((task, model)), suite.rates_of(task)
         wanted = rate if rate in tried else tried[0]
         return model in chosen.get(task, ()) and lr == f"lr{wanted:g}"
 

@@ -21,13 +21,6 @@ from kalman_attention.train.config import TrainConfig
 Models = Mapping[str, Sequence[str]]
 """The models of each task."""
 
-RATES = {
-    ("fuzzy_recall", "mamba"): 3e-3,
-    ("fuzzy_recall", "kla"): 3e-3,
-    ("selective_copying", "gated_deltanet"): 3e-3,
-}
-"""Where the learning rate is not the paper's: ``mad`` chose another one, with its seed."""
-
 _REPEATED = {
     "compression": ("gated_deltanet", "kla"),
     "fuzzy_recall": ("gated_deltanet", "mamba", "mlstm", "kla"),
@@ -72,9 +65,9 @@ def cells(scale: Scale) -> list[Cell]:
     varied = [
         _varied(cell, name, variation)
         for name, variation in (VARIATIONS if scale != "paper" else {}).items()
-        for cell in mad.chosen_cells(scale, variation.models, RATES)
+        for cell in mad.chosen_cells(scale, variation.models)
     ]
-    return mad.chosen_cells(scale, _all_models(), RATES) + varied
+    return mad.chosen_cells(scale, _all_models()) + varied
 
 
 def _all_models() -> dict[str, list[str]]:
