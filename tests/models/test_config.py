@@ -27,6 +27,8 @@ COUNTS = {
     "gpt-180m": 179_853_184,
     "mamba-45m": 44_991_852,
     "mamba-180m": 179_852_200,
+    "mamba-norm-45m": 45_002_508,
+    "mamba-norm-180m": 179_880_040,
     "gdn-45m": 44_832_592,
     "gdn-180m": 180_920_584,
     "gpt+kla-45m": 45_293_184,
@@ -39,6 +41,7 @@ COUNTS = {
     "kla-text-nano": 1_360_728,
     "gpt-nano": 1_355_760,
     "mamba-nano": 1_354_041,
+    "mamba-norm-nano": 1_354_977,
     "gdn-nano": 1_344_140,
     "gpt+kla-nano": 1_365_392,
     "gpt+mamba-nano": 1_367_632,
@@ -47,6 +50,7 @@ COUNTS = {
     "kla-text-micro": 2_018_224,
     "gpt-micro": 2_001_168,
     "mamba-micro": 2_021_920,
+    "mamba-norm-micro": 2_023_200,
     "gdn-micro": 1_991_332,
     "gpt+kla-micro": 2_013_552,
     "gpt+mamba-micro": 2_026_800,
@@ -104,7 +108,8 @@ def test_small_presets_are_equal_in_parameters(size):
 
 
 def test_every_size_has_every_model():
-    models = {"kla", "kla-text", "gpt", "mamba", "gdn", "gpt+kla", "gpt+mamba", "gpt+gdn"}
+    pure = {"kla", "kla-text", "gpt", "mamba", "mamba-norm", "gdn"}
+    models = pure | {"gpt+kla", "gpt+mamba", "gpt+gdn"}
     sizes = {"nano", "micro", "45m", "180m"}
     assert set(PRESETS) == {f"{model}-{size}" for model in models for size in sizes}
 

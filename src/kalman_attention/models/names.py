@@ -7,6 +7,7 @@ MODELS = {
     "kla-text": "the same with our options for text",
     "gpt": "attention with MLPs",
     "mamba": "Mamba",
+    "mamba-norm": "the same with a norm of the read-out",
     "gdn": "Gated DeltaNet",
     "gpt+kla": "attention with MLPs, the last mixer is KLA",
     "gpt+mamba": "attention with MLPs, the last mixer is Mamba",

@@ -16,7 +16,8 @@ that models are parameter-matched within 1 % and a block's memory is close to KL
 - GPT: heads of 64 channels and a ReLU^2 MLP, d_model 384 and 896, the MLP's width set to meet the
   count (a factor of 4 would give 46.4 M and 174.3 M).
 - Mamba: its published expansion of 2 with KLA's 32 slots, which is 64 d_model numbers too;
-  d_model 444 and 1160, no MLP.
+  d_model 444 and 1160, no MLP. ``mamba-norm`` adds a norm of the read-out, which KLA for text has
+  and the published Mamba lacks.
 - Gated DeltaNet: square heads of 64 channels, 8 and 21 of them, whose state is 3 % larger and 1 %
   smaller than that of KLA's blocks; d_model 464 and 1232, no MLP.
 - GPT+KLA, GPT+Mamba and GPT+GDN: the last attention mixer is replaced and its MLP stays. Width and
@@ -65,6 +66,11 @@ class _Scale(NamedTuple):
             **{mixer: options},
             **_START,
         )
+
+    def normed_mamba(self, d_model: int) -> LanguageModelConfig:
+        """Blocks of Mamba with a norm of the read-out, without MLPs."""
+        options = MambaConfig(d_model=d_model, d_state=self.slots, readout_norm=True)
+        return dataclasses.replace(self.stack("mamba", d_model), mamba=options)
 
     def text(self, d_model: int, d_inner: int) -> LanguageModelConfig:
         """Blocks of KLA with our options for text, without MLPs."""
@@ -127,6 +133,8 @@ PRESETS = {
     "gpt-180m": _PAPER.gpt(896, 3840, 14),
     "mamba-45m": _PAPER.stack("mamba", 444),
     "mamba-180m": _PAPER.stack("mamba", 1160),
+    "mamba-norm-45m": _PAPER.normed_mamba(444),
+    "mamba-norm-180m": _PAPER.normed_mamba(1160),
     "gdn-45m": _PAPER.stack("gated_deltanet", 464, 8),
     "gdn-180m": _PAPER.stack("gated_deltanet", 1232, 21),
     "gpt+kla-45m": _PAPER.gpt(384, 1408, 6, "kla"),
@@ -139,6 +147,7 @@ PRESETS = {
     "kla-text-nano": _SMALL.text(120, 208),
     "gpt-nano": _SMALL.gpt(112, 264, 4),
     "mamba-nano": _SMALL.stack("mamba", 117),
+    "mamba-norm-nano": _SMALL.normed_mamba(117),
     "gdn-nano": _SMALL.stack("gated_deltanet", 124, 4),
     "gpt+kla-nano": _SMALL.gpt(112, 264, 4, "kla"),
     "gpt+mamba-nano": _SMALL.gpt(112, 232, 4, "mamba"),
@@ -147,6 +156,7 @@ PRESETS = {
     "kla-text-micro": _SMALL.text(160, 304),
     "gpt-micro": _SMALL.gpt(144, 424, 4),
     "mamba-micro": _SMALL.stack("mamba", 160),
+    "mamba-norm-micro": _SMALL.normed_mamba(160),
     "gdn-micro": _SMALL.stack("gated_deltanet", 164, 6),
     "gpt+kla-micro": _SMALL.gpt(144, 424, 4, "kla"),
     "gpt+mamba-micro": _SMALL.gpt(144, 392, 4, "mamba"),
