@@ -33,6 +33,7 @@ def smoke(experiment: str, labels: str) -> list:
         ("mad-bare", "kla/compression"),
         ("mad-bare", "mamba/selective_copying"),
         ("mad-variations", "kla/fuzzy_recall/3 x epochs"),
+        ("mad-variations", "kla/selective_copying/embeddings 0.3"),
         ("process-noise", "kla,p=0/noisy_recall"),
         ("ou-depth", "none/2blocks"),
         ("mqar", "gated_deltanet/d64"),
