@@ -256,6 +256,9 @@ def test_a_variation_changes_one_thing():
 def test_the_published_runs_are_not_varied():
     published = mad.cells("paper")
     assert all(cell in published for cell in mad_variations.cells("paper"))
+    (table,) = mad_variations.tables("paper", [])
+    assert table.header == ["task", "model", "mad"]
+    assert all(len(row) == 3 for row in table.rows)
 
 
 def test_a_mean_over_seeds_needs_all_of_them():

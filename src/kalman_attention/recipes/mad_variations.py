@@ -75,16 +75,18 @@ VARIATIONS = SEEDS | {
 
 
 def cells(scale: Scale) -> list[Cell]:
-    """Some runs of ``mad``, and each of them again with every variation.
-
-    At the ``paper`` scale there are none of the latter: ``mad`` has seeds and epochs enough.
-    """
+    """Some runs of ``mad``, and each of them again with every variation."""
     varied = [
         _varied(cell, name, variation)
-        for name, variation in (VARIATIONS if scale != "paper" else {}).items()
+        for name, variation in _variations(scale).items()
         for cell in mad.chosen_cells(scale, variation.models)
     ]
     return mad.chosen_cells(scale, _all_models()) + varied
+
+
+def _variations(scale: Scale) -> Mapping[str, Variation]:
+    """None at the ``paper`` scale, where ``mad`` itself has seeds and epochs enough."""
+    return VARIATIONS if scale != "paper" else {}
 
 
 def _all_models() -> dict[str, list[str]]:
@@ -106,7 +108,8 @@ def _varied(cell: Cell, name: str, variation: Variation) -> Cell:
 def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
     """Accuracy in ``mad``, with every seed, their mean, and with the other variations."""
     first = [r for r in results if "change" not in r["labels"]]
-    columns = [*SEEDS, "mean", *(name for name in VARIATIONS if name not in SEEDS)]
+    others = [name for name in _variations(scale) if name not in SEEDS]
+    columns = [*SEEDS, "mean", *others] if others else []
 
     def row(task: str, model: str) -> list[str]:
         asked = [name for name, v in VARIATIONS.items() if model in v.models.get(task, ())]
