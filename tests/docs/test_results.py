@@ -61,8 +61,7 @@ def test_chosen_rates_are_those_with_the_best_validation_accuracy() -> None:
     for task, model in {(r["labels"]["task"], r["labels"]["model"]) for r in there}:
         chosen = best(there, task=task, model=model)
         assert chosen is not None
-        rate = mad.CHOSEN_RATES.get((task, model), suite.rates_of(task)[0])
-        assert chosen["labels"]["lr"] == f"lr{rate:g}"
+        assert chosen["labels"]["lr"] == f"lr{suite.chosen(task, model):g}"
 
 
 def test_verdicts_are_those_of_the_file() -> None:

@@ -23,7 +23,7 @@ Models = Mapping[str, Sequence[str]]
 
 _REPEATED = {
     "compression": ("gated_deltanet", "kla"),
-    "fuzzy_recall": ("gated_deltanet", "mamba", "mlstm", "kla"),
+    "fuzzy_recall": ("gated_deltanet", "mamba", "kla"),
     "selective_copying": ("gated_deltanet", "kla"),
 }
 _LONGER = {"fuzzy_recall": ("mamba", "kla"), "selective_copying": ("gated_deltanet", "kla")}
