@@ -161,12 +161,12 @@ def test_language_models() -> None:
         bits = [found[name]["validation"]["bits_per_byte"] for name in (first, *others)]
         by_seed = ", ".join(f"{x:.3f}" for x in bits) if others else "one seed"
         mean = f"{statistics.fmean(bits):.3f}"
-        row = [first, f"{summary['parameters']:,}", mean, by_seed, f"{speed[first]:,.0f}"]
-        assert row in listed
+        rate = f"{speed[first]:,.0f}" if first in speed else "-"
+        assert [first, f"{summary['parameters']:,}", mean, by_seed, rate] in listed
         scores = [100 * tasks[b.name][b.metric] for b in BENCHMARKS.values()]
         mean_score = sum(scores) / len(scores)
         assert [first, *(f"{score:.1f}" for score in (*scores, mean_score))] in listed
-    assert {names[0] for names in groups} == set(speed)
+    assert set(speed) <= {names[0] for names in groups}
     # One footing: nothing but the model and the seed differs.
     recipes = [{**run["recipe"], "model": None, "seed": None} for run in found.values()]
     assert all(recipe == recipes[0] for recipe in recipes)
