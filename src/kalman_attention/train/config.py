@@ -43,7 +43,8 @@ class TrainConfig:
         patience: stop after this many evaluations without improvement; None to disable.
         target: stop once the metric reaches this value; None to disable.
         seed: random seed.
-        dtype: ``"float32"`` computes in the dtypes of the model, ``"bfloat16"`` under autocast.
+        dtype: ``"float32"`` computes in the dtypes of the model, ``"bfloat16"`` under autocast. A
+            CPU without instructions for bfloat16 multiplies in float32 and rounds the product.
         threads: number of torch threads; None leaves it unchanged. Matrix products may round
             differently with another number.
     """

@@ -237,6 +237,7 @@ class _Run:
             with (
                 self.signals.at_once() if alone else contextlib.nullcontext(),
                 torch.no_grad(),
+                self.updater.products(),
                 self.updater.autocast(),
                 self.parallel.evaluating(self.model),
             ):

@@ -17,6 +17,7 @@ from kalman_attention.train.data import Batches
 from kalman_attention.train.nonfinite import keep_nonfinite
 from kalman_attention.train.objective import Loss, Metrics
 from kalman_attention.train.optim import flat_groups
+from kalman_attention.train.precision import product_context
 from kalman_attention.train.seeds import derive_seed, seed_global
 
 _TAKEN = ("kind", "step", "loss", "grad_norm", "lr", "seconds")
@@ -70,7 +71,8 @@ class Updater:
         # Seeds depend on the step alone, so a resumed run draws the same random numbers.
         seed = derive_seed(self.config.seed, "step", step, *self.parallel.seed_parts)
         seed_global(seed, self.device)
-        batches, losses, metrics = self._backward(step)
+        with self.products():
+            batches, losses, metrics = self._backward(step)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         sizes = [*losses, whole(norm).to(losses[0])]
@@ -96,6 +98,10 @@ class Updater:
         if self.config.dtype == "float32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def products(self) -> contextlib.AbstractContextManager[Any]:
+        """The context of evaluations and of forward and backward passes, around autocast."""
+        return product_context(self.config.dtype, self.device)
 
     def _backward(self, step: int) -> tuple[list[Any], list[Tensor], list[Metrics]]:
         """Accumulate the gradients of all batches of an update."""
