@@ -62,7 +62,7 @@ def test_mistakes_get_help(tmp_path, capsys):
     assert "kla/selective_copying/lr0.001/seed0" in capsys.readouterr().err
     assert main(["report", str(tmp_path)]) == 1
     assert "kla reproduce mad --scale smoke" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="kla reproduce mad --scale smoke --only kla/recall"):
+    with pytest.raises(ValueError, match="kla reproduce mad --scale smoke --only kla/recall/lr"):
         trained_kla(Results(tmp_path, "smoke"), "smoke", "recall")
 
 

@@ -10,7 +10,7 @@ from kalman_attention.evaluation.uncertainty import attention_maps
 from kalman_attention.published import MAD_TASKS
 from kalman_attention.recipes import mad, process_noise
 from kalman_attention.recipes.cell import Results
-from kalman_attention.recipes.inspection import load_best, sample_maps, variance_trace
+from kalman_attention.recipes.inspection import load_trained, sample_maps, variance_trace
 from kalman_attention.recipes.registry import load_experiment
 from kalman_attention.recipes.runner import run_cells
 from kalman_attention.train.snapshot import load_weights
@@ -142,10 +142,10 @@ def test_a_stopped_cell_goes_on_to_the_same_bits(tmp_path):
 
 def test_looking_into_a_trained_model(tmp_path):
     results = Results(tmp_path, "smoke")
-    cells = smoke("mad", "kla/selective_copying")
-    assert load_best(results, cells) is None
-    run_cells(cells, results, **QUIET)
-    trained = load_best(results, cells)
+    (cell,) = smoke("mad", "kla/selective_copying")
+    assert load_trained(results, cell) is None
+    run_cells([cell], results, **QUIET)
+    trained = load_trained(results, cell)
     assert trained is not None
     T = trained.sequence.inputs.shape[1]
     trace = variance_trace(trained)

@@ -14,7 +14,7 @@ from kalman_attention.cli.watch import CellProgress
 from kalman_attention.ops.engines import ENGINES, REFERENCE
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.demo import EXPERIMENT, SUMMARY, TRACKING, TRACKING_SUMMARY
-from kalman_attention.recipes.inspection import Trained, load_best, variance_trace
+from kalman_attention.recipes.inspection import Trained, load_trained, variance_trace
 from kalman_attention.recipes.runner import run_cells
 from kalman_attention.report import curves
 from kalman_attention.report.charts import Axis, Chart, Line, Panel
@@ -66,7 +66,7 @@ def _learn(results: Results) -> list[Section]:
     copying, tracking = EXPERIMENT.tables("cpu", found)
     for table in (copying, tracking):
         print_table(table)
-    trained = load_best(results, cells[:1])
+    trained = load_trained(results, cells[0])
     variance = [_variance(trained)] if trained is not None else []
     return [
         Section(

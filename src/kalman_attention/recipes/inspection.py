@@ -1,6 +1,5 @@
 """Inspection of models trained by ``mad``: posterior variance, Kalman attention maps."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ from kalman_attention.evaluation.uncertainty import attention_maps
 from kalman_attention.models.language_model import LanguageModel
 from kalman_attention.recipes import mad
 from kalman_attention.recipes.cell import Cell, Results
-from kalman_attention.recipes.experiment import Scale, best
+from kalman_attention.recipes.experiment import Scale
 from kalman_attention.recipes.task_run import TaskRun
 from kalman_attention.tasks.task import Sequences
 from kalman_attention.train.snapshot import load_weights
@@ -47,27 +46,25 @@ class VarianceTrace(NamedTuple):
 
 
 def trained_kla(results: Results, scale: Scale, task: str) -> Trained:
-    """The best KLA model that ``mad`` trained on a task.
+    """The KLA model that ``mad`` trained on a task with its first seed, at the rate chosen there.
 
     Raises:
         ValueError: there is none; the message says how to train one.
     """
-    found = load_best(results, [c for c in mad.cells(scale) if c.matches(f"kla/{task}/seed0")])
+    cell = mad.chosen_cells(scale, {task: ("kla",)})[0]
+    found = load_trained(results, cell)
     if found is None:
         raise ValueError(
             f"there is no KLA model trained on {task} in {results.folder('mad')}. Train one with "
-            f"`kla reproduce mad --scale {scale} --only kla/{task}`."
+            f"`kla reproduce mad --scale {scale} --only {cell.name}`."
         )
     return found
 
 
-def load_best(results: Results, cells: Sequence[Cell]) -> Trained | None:
-    """The best of several language models with its best weights; None without results."""
-    there = [c for c in cells if (results.workplace(c) / "best").exists()]
-    chosen = best([r for c in there if (r := results.load(c)) is not None])
-    if chosen is None:
+def load_trained(results: Results, cell: Cell) -> Trained | None:
+    """The language model of a cell with its best weights; None without a result."""
+    if results.load(cell) is None or not (results.workplace(cell) / "best").exists():
         return None
-    cell = next(c for c in there if dict(c.labels) == chosen["labels"])
     assert isinstance(cell.run, TaskRun)
     model, problem = cell.run.make_model(), cell.run.make_task()
     assert isinstance(model, LanguageModel)
