@@ -67,7 +67,7 @@ def test_a_cell_trains_and_ends_in_the_table(tmp_path, experiment, labels):
 
 
 def test_the_ablation_changes_nothing_but_the_noise():
-    learned = [c for c in mad.cells("cpu") if c.labels["model"] == "kla"]
+    learned = [c for c in mad.cells("cpu") if c.matches("kla/seed0")]
     learned = [
         c for c in learned if c.matches("lr0.003" if c.matches("fuzzy_recall") else "lr0.001")
     ]

@@ -2,13 +2,14 @@
 
 ``mad`` has the paper's scaffold, an encoder and a decoder MLP around the block. ``mad-bare`` has
 the block alone, and shorter sequences at the ``cpu`` scale. ``mad-variations`` and
-``process-noise`` build on the runs of the former.
+``process-noise`` build on the runs of the former with its first seeds.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import mean
 from typing import Any, Literal
 
 from kalman_attention._tables import Table, percent
@@ -17,7 +18,7 @@ from kalman_attention.models.matching import PAPER_MODELS
 from kalman_attention.models.scaffold import Scaffold, with_scaffold
 from kalman_attention.published import MAD, MAD_TASKS
 from kalman_attention.recipes.cell import Cell
-from kalman_attention.recipes.experiment import Experiment, Scale, mean_of_best, notes
+from kalman_attention.recipes.experiment import Experiment, Scale, best, mean_of_best, notes
 from kalman_attention.recipes.task_run import TaskRun, published_training
 from kalman_attention.tasks.registry import make_task
 
@@ -60,6 +61,9 @@ class MadScale:
         rates: learning rates to try; the best one is reported.
         schedule: schedule of the learning rate.
         seeds: seeds of data, initial weights and order of batches.
+        more_seeds: further seeds, for ``repeated`` only.
+        repeated: the rows of each task that are trained with ``more_seeds`` too, at the learning
+            rate that is chosen for them with the others.
         batch_size: sequences per update.
         eval_batch_size: sequences per batch of an evaluation.
         validation_size: number of validation sequences that choose rate and epoch; None chooses
@@ -75,6 +79,8 @@ class MadScale:
     rates: tuple[float, ...] = (1e-3,)
     schedule: Literal["constant", "cosine"] = "constant"
     seeds: tuple[int, ...] = (0,)
+    more_seeds: tuple[int, ...] = ()
+    repeated: Mapping[str, Sequence[str]] = field(default_factory=dict)
     batch_size: int = 172
     eval_batch_size: int | None = None
     validation_size: int | None = None
@@ -87,9 +93,16 @@ class MadScale:
         """The learning rates to try on a task, the same for all mixers."""
         return self.tasks[task].rates or self.rates
 
-    def rates_of_row(self, task: str, row: str) -> tuple[float, ...]:
-        """The learning rates at which a row is trained on a task."""
-        return (self.chosen(task, row),) if row in self.at_rate_of_kla else self.rates_of(task)
+    def rows_of(self, task: str, seed: int) -> tuple[str, ...]:
+        """The rows that are trained on a task with a seed."""
+        if seed in self.more_seeds:
+            return tuple(self.repeated.get(task, ()))
+        return (*MODELS, *(self.forms if task in FORM_TASKS else ()))
+
+    def rates_of_row(self, task: str, row: str, seed: int) -> tuple[float, ...]:
+        """The learning rates at which a row is trained on a task with a seed."""
+        one = row in self.at_rate_of_kla or seed in self.more_seeds
+        return (self.chosen(task, row),) if one else self.rates_of(task)
 
     def chosen(self, task: str, row: str) -> float:
         """The better of the learning rates that are tried on a task."""
@@ -140,6 +153,12 @@ SCALES: dict[Scale, MadScale] = {
         batch_size=32,
         eval_batch_size=172,
         validation_size=1280,
+        more_seeds=(1, 2),
+        repeated={
+            "compression": ("gated_deltanet", "kla"),
+            "fuzzy_recall": ("gated_deltanet", "mamba", "kla"),
+            "selective_copying": ("gated_deltanet", "kla"),
+        },
         start={"decay_rate": (0.01, 1.0)},
         forms=tuple(FORMS),
         at_rate_of_kla=("kla+", *FORMS),
@@ -157,7 +176,8 @@ SCALES: dict[Scale, MadScale] = {
             "1e-3",
             "rate and epoch are chosen on 1,280 separate validation sequences; the test set is "
             "used once",
-            "one seed instead of five",
+            "means over three seeds for KLA and Gated DeltaNet on compression, fuzzy recall and "
+            "selective copying, and for Mamba on fuzzy recall; otherwise one seed instead of five",
         ),
     ),
     "paper": dataclasses.replace(_PAPER, forms=tuple(FORMS)),
@@ -255,7 +275,7 @@ def model_config(row: str, vocab_size: int, **kla: Any) -> LanguageModelConfig:
 
 
 def cells(scale: Scale, name: str = "mad") -> list[Cell]:
-    """Every model on every task, for every learning rate and seed.
+    """Every model on every task, for every learning rate, and some of them with more seeds.
 
     Args:
         scale: the scale.
@@ -263,12 +283,12 @@ def cells(scale: Scale, name: str = "mad") -> list[Cell]:
     """
     suite = SUITES[name][scale]
     found = []
-    for seed in suite.seeds:
+    for seed in (*suite.seeds, *suite.more_seeds):
         for task in MAD_TASKS:
             vocabulary = make_task(task, **suite.tasks[task].options).vocab_size
-            for row in (*MODELS, *(suite.forms if task in FORM_TASKS else ())):
+            for row in suite.rows_of(task, seed):
                 model = model_config(row, vocabulary, **suite.start)
-                for rate in suite.rates_of_row(task, row):
+                for rate in suite.rates_of_row(task, row, seed):
                     labels = {
                         "model": row,
                         "task": task,
@@ -290,17 +310,25 @@ def chosen_cells(scale: Scale, chosen: Mapping[str, Sequence[str]]) -> list[Cell
         chosen: the models of each task.
     """
     suite = SCALES[scale]
+    seeds = _labels(suite.seeds)
 
-    def asked(task: str, model: str, lr: str) -> bool:
-        return model in chosen.get(task, ()) and lr == f"lr{suite.chosen(task, model):g}"
+    def asked(task: str, model: str, lr: str, seed: str) -> bool:
+        rate = f"lr{suite.chosen(task, model):g}"
+        return model in chosen.get(task, ()) and lr == rate and seed in seeds
 
-    return [c for c in cells(scale) if asked(*(c.labels[x] for x in ("task", "model", "lr")))]
+    named = ("task", "model", "lr", "seed")
+    return [c for c in cells(scale) if asked(*(c.labels[x] for x in named))]
+
+
+def _labels(seeds: Sequence[int]) -> list[str]:
+    return [f"seed{seed}" for seed in seeds]
 
 
 def tables(scale: Scale, results: Sequence[dict[str, Any]], name: str = "mad") -> list[Table]:
-    """Tables of macro accuracy, with the paper's in brackets, token accuracy and learning rates."""
+    """Tables of macro accuracy, with the paper's in brackets, token accuracy, rates and seeds."""
     suite = SUITES[name][scale]
-    below = notes(scale, suite.changes)
+    as_above = notes(scale, ["settings as above"])
+    with_first = notes(scale, ["settings as above, with the first seed"])
     title = "MAD" if suite.scaffold == "encoder-decoder" else "MAD without encoder and decoder"
     rows = (*MODELS, *suite.forms)
 
@@ -311,16 +339,17 @@ def tables(scale: Scale, results: Sequence[dict[str, Any]], name: str = "mad") -
         _by_task(
             f"{title}, macro accuracy, as in MAD-Lab, % (paper)",
             lambda model, task: percent(ours(model, task), MAD.get(model, {}).get(task)),
-            below,
+            notes(scale, suite.changes),
             rows,
         ),
         _by_task(
             f"{title}, token accuracy, %",
             lambda model, task: percent(ours(model, task, "token_accuracy")),
-            below,
+            as_above,
             rows,
         ),
-        *_rates(title, suite, results, below),
+        *_rates(title, suite, results, with_first if suite.more_seeds else as_above),
+        *_seeds(title, suite, results, as_above),
     ]
 
 
@@ -344,10 +373,11 @@ def _rates(
     title: str, suite: MadScale, results: Sequence[dict[str, Any]], below: list[str]
 ) -> list[Table]:
     """Accuracy at each learning rate, a table for all tasks that share several."""
+    first = [r for r in results if r["labels"]["seed"] in _labels(suite.seeds)]
 
     def cell(model: str, task: str) -> str:
         found = [
-            mean_of_best(results, model=model, task=task, lr=f"lr{rate:g}")
+            mean_of_best(first, model=model, task=task, lr=f"lr{rate:g}")
             for rate in suite.rates_of(task)
         ]
         return " / ".join(percent(accuracy) for accuracy in found)
@@ -361,6 +391,27 @@ def _rates(
             heading = f"{title}, macro accuracy at the rates {names}, %"
             found.append(_by_task(heading, cell, below, rows, tasks))
     return found
+
+
+def _seeds(
+    title: str, suite: MadScale, results: Sequence[dict[str, Any]], below: list[str]
+) -> list[Table]:
+    """Accuracy with each seed and its mean, for the rows that have more of them than others."""
+    seeds = _labels((*suite.seeds, *suite.more_seeds))
+
+    def line(task: str, row: str) -> list[str]:
+        runs = [best(results, model=row, task=task, seed=seed) for seed in seeds]
+        found = {s: r["metrics"]["accuracy"] for s, r in zip(seeds, runs, strict=True) if r}
+        average = mean(found.values()) if len(found) == len(seeds) else None
+        return [
+            task.replace("_", " "),
+            row,
+            *(percent(x) for x in (*map(found.get, seeds), average)),
+        ]
+
+    lines = [line(task, row) for task, rows in suite.repeated.items() for row in rows]
+    header = ["task", "model", *(seed.replace("seed", "seed ") for seed in seeds), "mean"]
+    return [Table(f"{title}, macro accuracy by seed, %", header, lines, below)] if lines else []
 
 
 EXPERIMENT = Experiment(

@@ -8,7 +8,7 @@ from kalman_attention.recipes.experiment import Experiment
 EXPERIMENTS = {
     "mad": "one block of six models on the six MAD tasks",
     "mad-bare": "the same without the paper's encoder and decoder MLPs",
-    "mad-variations": "the best models of mad with other seeds, more epochs, smaller embeddings",
+    "mad-variations": "some runs of mad with more epochs, or with smaller embeddings",
     "process-noise": "learned process noise against p = 0, on the MAD tasks",
     "ou-depth": "the OU prior against none, over depth",
     "mqar": "recall of many pairs over long contexts, over width",

@@ -20,7 +20,7 @@ VERDICTS = "verdicts.json"
 TITLES = {
     "mad": "MAD",
     "mad-bare": "MAD without encoder and decoder",
-    "mad-variations": "MAD with other seeds, more epochs, smaller embeddings",
+    "mad-variations": "MAD with more epochs, or with smaller embeddings",
     "process-noise": "Process noise",
     "ou-depth": "Depth, with and without the OU prior",
     "mqar": "Long-context recall",
