@@ -276,15 +276,17 @@ def test_seeds_stand_beside_each_other():
 
 def test_a_variation_changes_one_thing():
     runs, suite = mad_variations.cells("cpu"), mad.cells("cpu")
-    first = {tuple(c.labels[x] for x in ("model", "task")): c for c in runs if c in suite}
+    first = {tuple(c.labels[x] for x in ("model", "task", "seed")): c for c in runs if c in suite}
     varied = [c for c in runs if c not in suite]
+    more = len(mad.SCALES["cpu"].more_seeds)
     assert len(varied) == sum(
-        len(models)
+        len(models) * (1 + more * (task in variation.repeated))
         for variation in mad_variations.VARIATIONS.values()
-        for models in variation.models.values()
+        for task, models in variation.models.items()
     )
     for cell in varied:
-        before = first[cell.labels["model"], cell.labels["task"]]  # computed once, by mad
+        # Computed once, by mad.
+        before = first[cell.labels["model"], cell.labels["task"], cell.labels["seed"]]
         (line,) = differences(plain(cell.run), plain(before.run))
         epochs, change = before.run.training.epochs, cell.labels["change"]
         assert (
@@ -300,19 +302,32 @@ def test_the_published_runs_are_not_varied():
     published = mad.cells("paper")
     assert all(cell in published for cell in mad_variations.cells("paper"))
     (table,) = mad_variations.tables("paper", [])
-    assert table.header == ["task", "model", "mad"]
-    assert all(len(row) == 3 for row in table.rows)
+    assert table.header == ["task", "model", "seed", "mad"]
+    assert all(len(row) == 4 for row in table.rows)
 
 
 def test_variations_stand_beside_the_run_they_vary():
-    runs = [c for c in mad_variations.cells("cpu") if c.matches("kla/fuzzy_recall")]
-    results = [
-        {"labels": cell.labels, "metrics": {"accuracy": accuracy}}
-        for cell, accuracy in zip(runs, (0.25, 0.625), strict=True)
+    def rows(labels: str, *accuracies: float) -> list[list[str]]:
+        runs = [c for c in mad_variations.cells("cpu") if c.matches(labels)]
+        results = [
+            {"labels": cell.labels, "metrics": {"accuracy": accuracy}}
+            for cell, accuracy in zip(runs, accuracies, strict=True)
+        ]
+        (table,) = mad_variations.tables("cpu", results)
+        return table.rows
+
+    found = rows("kla/fuzzy_recall", 0.25, 0.625)
+    assert ["fuzzy recall", "kla", "0", "25.0", "62.5", ""] in found
+    assert ["fuzzy recall", "mamba", "0", "-", "-", ""] in found
+    copying = rows("kla/selective_copying", 0.2, 0.25, 0.3, 0.5, 0.625, 0.75, 0.125)
+    assert [row[2:] for row in copying if row[:2] == ["selective copying", "kla"]] == [
+        ["0", "20.0", "50.0", "12.5"],
+        ["1", "25.0", "62.5", ""],
+        ["2", "30.0", "75.0", ""],
+        ["mean", "25.0", "62.5", ""],
     ]
-    (table,) = mad_variations.tables("cpu", results)
-    assert ["fuzzy recall", "kla", "25.0 (45.7)", "62.5", ""] in table.rows
-    assert ["fuzzy recall", "mamba", "- (30.8)", "-", ""] in table.rows
+    first = rows("kla/selective_copying/seed0", 0.2, 0.5, 0.125)
+    assert ["selective copying", "kla", "mean", "-", "-", ""] in first
 
 
 def test_tables_say_how_many_runs_are_missing():

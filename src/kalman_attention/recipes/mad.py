@@ -302,19 +302,22 @@ def cells(scale: Scale, name: str = "mad") -> list[Cell]:
     return found
 
 
-def chosen_cells(scale: Scale, chosen: Mapping[str, Sequence[str]]) -> list[Cell]:
+def chosen_cells(
+    scale: Scale, chosen: Mapping[str, Sequence[str]], seeds: Sequence[int] | None = None
+) -> list[Cell]:
     """Some cells of ``mad``, each model at the learning rate that the suite chose for it.
 
     Args:
         scale: the scale.
         chosen: the models of each task.
+        seeds: the seeds (default: those of every run, without ``more_seeds``).
     """
     suite = SCALES[scale]
-    seeds = _labels(suite.seeds)
+    named_seeds = _labels(suite.seeds if seeds is None else seeds)
 
     def asked(task: str, model: str, lr: str, seed: str) -> bool:
         rate = f"lr{suite.chosen(task, model):g}"
-        return model in chosen.get(task, ()) and lr == rate and seed in seeds
+        return model in chosen.get(task, ()) and lr == rate and seed in named_seeds
 
     named = ("task", "model", "lr", "seed")
     return [c for c in cells(scale) if asked(*(c.labels[x] for x in named))]

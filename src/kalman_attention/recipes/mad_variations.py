@@ -7,17 +7,14 @@ depends on what ``mad`` saves at the ``cpu`` scale, and on what the paper leaves
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean
 from typing import Any
 
 from kalman_attention._tables import Table, percent
-from kalman_attention.published import MAD, MAD_TASKS
 from kalman_attention.recipes import mad
 from kalman_attention.recipes.cell import Cell
-from kalman_attention.recipes.experiment import Experiment, Scale, mean_of_best, notes
+from kalman_attention.recipes.experiment import Experiment, Scale, notes
 from kalman_attention.recipes.task_run import TaskRun
-
-Models = Mapping[str, Sequence[str]]
-"""The models of each task."""
 
 _LONGER = {"fuzzy_recall": ("mamba", "kla"), "selective_copying": ("gated_deltanet", "kla")}
 _SMALLER = {"selective_copying": ("gated_deltanet", "kla")}
@@ -28,12 +25,20 @@ class Variation:
     """One column of the table.
 
     Attributes:
-        models: the runs that are varied.
+        models: the models of each task whose run with the first seed is varied.
+        repeated: tasks on which the runs with further seeds are varied too.
         change: the varied run, given that of ``mad``.
     """
 
-    models: Models
+    models: Mapping[str, Sequence[str]]
+    repeated: Sequence[str] = ()
     change: Callable[[TaskRun], TaskRun]
+
+    def originals(self, scale: Scale) -> list[Cell]:
+        """The runs of ``mad`` that are varied."""
+        again = {task: self.models[task] for task in self.repeated}
+        more = mad.chosen_cells(scale, again, mad.SCALES[scale].more_seeds)
+        return mad.chosen_cells(scale, self.models) + more
 
 
 def _longer(run: TaskRun) -> TaskRun:
@@ -48,7 +53,7 @@ def _smaller_embeddings(run: TaskRun) -> TaskRun:
 
 
 VARIATIONS = {
-    "3 x epochs": Variation(models=_LONGER, change=_longer),
+    "3 x epochs": Variation(models=_LONGER, repeated=("selective_copying",), change=_longer),
     "embeddings 0.3": Variation(models=_SMALLER, change=_smaller_embeddings),
 }
 """What is varied, one thing at a time, by its column in the table."""
@@ -56,12 +61,13 @@ VARIATIONS = {
 
 def cells(scale: Scale) -> list[Cell]:
     """Some runs of ``mad``, and each of them again with every variation."""
+    original = [cell for v in VARIATIONS.values() for cell in v.originals(scale)]
     varied = [
         _varied(cell, name, variation)
         for name, variation in _variations(scale).items()
-        for cell in mad.chosen_cells(scale, variation.models)
+        for cell in variation.originals(scale)
     ]
-    return mad.chosen_cells(scale, _all_models()) + varied
+    return [cell for cell in mad.cells(scale) if cell in original] + varied
 
 
 def _variations(scale: Scale) -> Mapping[str, Variation]:
@@ -69,44 +75,46 @@ def _variations(scale: Scale) -> Mapping[str, Variation]:
     return VARIATIONS if scale != "paper" else {}
 
 
-def _all_models() -> dict[str, list[str]]:
-    """Every model that is varied, by task."""
-    asked = {t: {m for v in VARIATIONS.values() for m in v.models.get(t, ())} for t in MAD_TASKS}
-    return {task: [m for m in mad.MODELS if m in asked[task]] for task in MAD_TASKS}
-
-
 def _varied(cell: Cell, name: str, variation: Variation) -> Cell:
     run = cell.run
     assert isinstance(run, TaskRun)
+    labels = {label: cell.labels[label] for label in ("model", "task")}
     return Cell(
         experiment="mad-variations",
-        labels={"model": cell.labels["model"], "task": cell.labels["task"], "change": name},
+        labels={**labels, "change": name, "seed": cell.labels["seed"]},
         run=variation.change(run),
     )
 
 
 def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
-    """Accuracy in ``mad`` with its first seed, and with each variation."""
-    first = [r for r in results if "change" not in r["labels"]]
-    columns = _variations(scale)
+    """Accuracy in ``mad`` and with each variation, by seed and on average."""
+    columns = ["mad", *_variations(scale)]
+    asked = [_place(cell.labels) for cell in cells(scale)]
+    found = {_place(r["labels"]): r["metrics"]["accuracy"] for r in results}
 
-    def row(task: str, model: str) -> list[str]:
-        as_in_mad = percent(mean_of_best(first, model=model, task=task), MAD[model][task])
-        varied = [
-            percent(mean_of_best(results, model=model, task=task, change=name))
-            if model in variation.models.get(task, ())
-            else ""
-            for name, variation in columns.items()
-        ]
-        return [task.replace("_", " "), model, as_in_mad, *varied]
+    def line(task: str, model: str, seeds: Sequence[str]) -> list[str]:
+        name = seeds[0].removeprefix("seed") if len(seeds) == 1 else "mean"
+        shown = []
+        for column in columns:
+            places = [(task, model, seed, column) for seed in seeds]
+            known = [found[place] for place in places if place in found]
+            accuracy = mean(known) if len(known) == len(seeds) else None
+            shown.append(percent(accuracy) if {*places} <= {*asked} else "")
+        return [task.replace("_", " "), model, name, *shown]
 
-    rows = [row(task, model) for task, models in _all_models().items() for model in models]
-    below = notes(
-        scale,
-        ["otherwise as mad with its first seed, each model at the learning rate chosen there"],
-    )
-    title = "MAD, varied, macro accuracy, % (paper)"
-    return [Table(title, ["task", "model", "mad", *columns], rows, below)]
+    rows = []
+    for task, model in dict.fromkeys((task, model) for task, model, *_ in asked):
+        seeds = sorted({seed for *row, seed, _ in asked if row == [task, model]})
+        rows += [line(task, model, [seed]) for seed in seeds]
+        rows += [line(task, model, seeds)] if len(seeds) > 1 else []
+    below = notes(scale, ["otherwise as mad, each model at the learning rate chosen there"])
+    header = ["task", "model", "seed", *columns]
+    return [Table("MAD, varied, macro accuracy, %", header, rows, below)]
+
+
+def _place(labels: Mapping[str, str]) -> tuple[str, str, str, str]:
+    """Where a result belongs: task, model, seed and column."""
+    return labels["task"], labels["model"], labels["seed"], labels.get("change", "mad")
 
 
 EXPERIMENT = Experiment(
