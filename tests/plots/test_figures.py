@@ -44,6 +44,13 @@ def test_fifty_lines_can_be_told_apart():
     assert second.lines[0].get_linestyle() == first.lines[11].get_linestyle() == "--"
 
 
+def test_numbers_of_updates_are_short():
+    figure = plot_learning_curves({"task": {("kla", ""): [(0.0, 0.0), (10_000.0, 1.0)]}})
+    axis = figure.axes[0].xaxis
+    figure.draw_without_rendering()
+    assert {"0", "10k"} <= {label.get_text() for label in axis.get_ticklabels()}
+
+
 def test_variants_of_a_model_share_its_colour():
     curve = [(0.0, 0.0), (1.0, 0.5), (2.0, 1.0)]
     one = dict.fromkeys([("kla", "rate 1"), ("mamba", "rate 1"), ("kla", "rate 2")], curve)

@@ -5,6 +5,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from kalman_attention.plots.common import COLOURS, line_style, small_axis
 
@@ -40,6 +41,7 @@ def plot_learning_curves(
             dot = {"marker": "."} if len(points) < 3 else {}  # a model that learned at once
             (handles[key],) = axis.plot(x, y, **styles[key], **dot, lw=1.5)
         axis.set_title(title, fontsize=9)
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
         small_axis(axis, xlabel)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
