@@ -51,6 +51,15 @@ def test_numbers_of_updates_are_short():
     assert {"0", "10k"} <= {label.get_text() for label in axis.get_ticklabels()}
 
 
+def test_a_long_legend_leaves_room_for_the_curves():
+    lines = {(f"a model with a long name, number {i}", ""): [(0.0, 0.0)] for i in range(18)}
+    figure = plot_learning_curves({"task": lines})
+    figure.draw_without_rendering()
+    panel, legend = figure.axes[0].get_window_extent(), figure.legends[0].get_window_extent()
+    assert panel.height > 0.3 * figure.bbox.height
+    assert figure.bbox.y0 <= legend.y0 < legend.y1 <= panel.y0
+
+
 def test_variants_of_a_model_share_its_colour():
     curve = [(0.0, 0.0), (1.0, 0.5), (2.0, 1.0)]
     one = dict.fromkeys([("kla", "rate 1"), ("mamba", "rate 1"), ("kla", "rate 2")], curve)

@@ -31,9 +31,13 @@ def plot_learning_curves(
     """
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(3.4 * columns, 2.6 * rows + 0.5), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
     styles = _styles([key for lines in panels.values() for key in lines])
+    names = {key: " ".join(filter(None, key)) for key in styles}
+    width = max(3.4 * columns, 5.0)
+    fitting = min(6, int(19 * width / (8 + max(map(len, names.values())))))  # at 8 points
+    below = 0.2 * -(-len(names) // fitting)
+    figure = Figure(figsize=(width, 2.6 * rows + below), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
     handles = {}
     for axis, (title, lines) in zip(axes.flat, panels.items(), strict=False):
         for key, points in lines.items():
@@ -47,12 +51,12 @@ def plot_learning_curves(
         axis.set_visible(False)
     for row in axes:
         row[0].set_ylabel(ylabel, fontsize=8)
-    shown = {
-        " ".join(filter(None, key)): handles[key] for key in sorted(handles, key=list(styles).index)
-    }
-    fitting = int(19 * figure.get_figwidth() / (8 + max(map(len, shown))))  # characters of 8 points
     figure.legend(
-        shown.values(), shown.keys(), loc="outside lower center", ncols=min(6, fitting), fontsize=8
+        [handles[key] for key in names],
+        list(names.values()),
+        loc="outside lower center",
+        ncols=fitting,
+        fontsize=8,
     )
     return figure
 
