@@ -47,6 +47,18 @@ def test_a_cell_runs_and_does_not_know_the_place(tmp_path, capsys):
     assert f"{stored['metrics']['bits_per_byte']:.3f}" in capsys.readouterr().out
 
 
+def test_seeds_stand_beside_their_mean():
+    results = [
+        {"labels": {"model": model, "seed": f"seed{seed}"}, "metrics": {"bits_per_byte": bits}}
+        for model, seed, bits in (("kla", 100, 2.25), ("kla", 101, 2.125), ("mamba", 101, 2.0))
+    ]
+    (table,) = text_ladder.tables("cpu", results)
+    shown = {name: figures for name, _, *figures in table.rows}
+    assert shown["kla"] == ["2.250", "2.125", "2.188"]
+    assert shown["mamba"] == ["-", "2.000", "-"]
+    assert shown["gdn"] == ["-", "-", "-"]
+
+
 def test_text_is_for_experiments_on_text(tmp_path, capsys):
     command = ["reproduce", "mqar", "--scale", "smoke", "--shards", str(tmp_path)]
     assert main([*command, "--out", str(tmp_path / "results")]) == 1

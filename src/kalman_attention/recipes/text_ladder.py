@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from kalman_attention._files import sha256
@@ -184,21 +185,24 @@ def cells(scale: Scale) -> list[Cell]:
 
 
 def tables(scale: Scale, results: Sequence[dict[str, Any]]) -> list[Table]:
-    """Bits per byte of every rung and seed, and its parameters."""
+    """Bits per byte of every rung with each seed and on average, and its parameters."""
     setting = SCALES[scale]
+    seeds = [f"seed{seed}" for seed in setting.seeds]
+    found = {
+        (r["labels"]["model"], r["labels"]["seed"]): r["metrics"]["bits_per_byte"] for r in results
+    }
 
-    def bits(model: str, seed: int) -> str:
-        labels = {"model": model, "seed": f"seed{seed}"}
-        found = [r["metrics"]["bits_per_byte"] for r in results if r["labels"] == labels]
-        return f"{found[0]:.3f}" if found else "-"
+    def row(name: str, rung: Rung) -> list[str]:
+        parameters = recipe(f"{rung.model}-micro", architecture=rung.config()).parameters
+        bits = [found.get((name, seed)) for seed in seeds]
+        known = [x for x in bits if x is not None]
+        average = fmean(known) if len(known) == len(seeds) else None
+        shown = ["-" if x is None else f"{x:.3f}" for x in (*bits, average)]
+        return [name, f"{parameters:,}", *shown]
 
-    rows = [
-        [name, f"{recipe(f'{rung.model}-micro', architecture=rung.config()).parameters:,}"]
-        + [bits(name, seed) for seed in setting.seeds]
-        for name, rung in LADDER.items()
-    ]
-    header = ["model", "parameters", *(f"seed {seed}" for seed in setting.seeds)]
+    rows = [row(name, rung) for name, rung in LADDER.items()]
     title = "Options of the layer on text, validation bits per byte"
+    header = ["model", "parameters", *(f"seed {seed}" for seed in setting.seeds), "mean"]
     return [Table(title, header, rows, notes(scale, setting.changes))]
 
 
