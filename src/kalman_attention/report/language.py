@@ -63,8 +63,16 @@ def quality_table(results: Mapping[str, Mapping[str, Any]], speed: Mapping[str, 
                 next((f"{speed[name]:,.0f}" for name in names if name in speed), "-"),
             ]
         )
-    header = ["model", "parameters", "tokens", "validation bits per byte", *by_seed]
-    return Table("Bits per byte and speed", [*header, *sure.values(), "tokens/s in training"], rows)
+    header = [
+        "model",
+        "parameters",
+        "tokens",
+        "bits per byte",
+        *by_seed,
+        *sure.values(),
+        "tokens/s",
+    ]
+    return Table("Validation bits per byte, and speed in training", header, rows)
 
 
 def zero_shot_table(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:

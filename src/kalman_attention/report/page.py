@@ -22,7 +22,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 _MOST_BYTES = 64 << 20  # of an image: the page holds all of them
 _KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
 _FEW_ROWS = 4  # tables this short are not collapsed
-_FEW_TABLES = 3  # sections with more of them begin with their charts
+_FEW_TABLES = 4  # sections with more of them begin with their charts
 _ORDER = ("confirmed", "refuted", "open")
 
 
