@@ -109,5 +109,6 @@ def test_the_style_sheet_has_every_colour_and_dash():
 
 def test_names_for_people():
     assert proper_name("gpt+kla-micro") == "GPT+KLA micro"
+    assert proper_name("kla-text-micro") == "KLA-text micro"
     assert proper_name("kla,p=0") == "KLA, p=0"
     assert proper_name("shared 4, rotating") == "shared 4, rotating"
