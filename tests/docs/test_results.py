@@ -16,7 +16,7 @@ from kalman_attention.recipes.registry import load_experiment
 from kalman_attention.recipes.series import CHOSEN
 from kalman_attention.report.collect import read_verdicts
 from kalman_attention.report.language import repetitions
-from tests.docs.markdown import ROOT, table_rows
+from tests.docs.markdown import ROOT, code, table_rows
 
 
 def read(path: str) -> dict:
@@ -63,6 +63,16 @@ def test_chosen_rates_are_those_with_the_best_validation_accuracy() -> None:
         chosen = best(there, task=task, model=model, seed="seed0")
         assert chosen is not None
         assert chosen["labels"]["lr"] == f"lr{suite.chosen(task, model):g}"
+
+
+def test_hours_are_those_of_the_cells() -> None:
+    listed = {row[0]: row[3] for row in rows_of("reproduce.md") if len(row) == 4}
+    assert {f"`{name}`" for name in MEASURED} <= set(listed)
+    for names, hours in listed.items():
+        folders = [ROOT / "results" / f"{name}-cpu" / "cells" for name in code(names)]
+        cells = [json.loads(path.read_text()) for x in folders for path in x.glob("*.json")]
+        spent = sum(cell.get("seconds") or 0 for cell in cells) / 3600
+        assert hours == ("-" if not cells else f"{spent:.1f}" if spent >= 0.05 else "under 0.1")
 
 
 def test_verdicts_are_those_of_the_file() -> None:
