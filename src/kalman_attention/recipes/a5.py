@@ -79,6 +79,7 @@ class A5Scale:
         return self.some_seeds.get(length, self.seeds)
 
 
+_WIDTH = "width 128 for all; in the paper 1,024 for KLA, and the others as in Merrill et al. (2024)"
 SCALES: dict[Scale, A5Scale] = {
     "smoke": A5Scale(
         lengths=(4,),
@@ -105,7 +106,7 @@ SCALES: dict[Scale, A5Scale] = {
         options={"pairs": False, "train_size": 1_000, "test_size": 2_000},
         fresh=True,
         changes=(
-            "width 128 for all instead of 1,024 for KLA and 512 to 698 for the others",
+            _WIDTH,
             "at most 5,000 updates of 128 fresh sequences, at a rate that rises to 3e-3 in 250 and "
             "falls to 0 by a cosine, ending at 95 %; the published protocol is 500 passes over "
             "800,000 sequences at 3e-4",
@@ -142,7 +143,7 @@ CURRICULUM: dict[Scale, A5Scale] = {
         some_seeds={12: (0, 1)},  # no model solves it with either, and a run takes longest there
         warmup_steps=500,
         changes=(
-            "width 128 for all instead of 1,024 for KLA and 512 to 698 for the others",
+            _WIDTH,
             "lengths grow from 4, by one whenever the loss of a batch is below 0.3",
             "at most 5,000 updates of 128 fresh sequences (512 learned no more per update), at a "
             "rate that rises to 3e-3 in 500 and falls to 0 by a cosine, ending at 95 %",

@@ -126,8 +126,8 @@ _SMOKE = MadScale(
     changes=("64 sequences of 32 tokens, one epoch: only shows that it runs",),
 )
 _OUR_START = (
-    "KLA starts from more process noise and smaller steps (diffusion sqrt(2), at most 0.01) than "
-    "in the paper (0.01, at most 0.1)"
+    "KLA starts from more process noise (diffusion sqrt(2) instead of 0.1, which the authors' code "
+    "writes as p = 0.01) and smaller steps (at most 0.01 instead of 0.1)"
 )
 _PAPER = MadScale(
     tasks={task: TaskScale(options={}, epochs=750) for task in MAD_TASKS},
