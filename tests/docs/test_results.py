@@ -35,6 +35,7 @@ MEASURED = (
     "process-noise",
     "ou-depth",
     "mqar",
+    "text-ladder",
     "a5",
     "a5-curriculum",
     "uncertainty",
