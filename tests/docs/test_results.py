@@ -9,7 +9,7 @@ import pytest
 
 from kalman_attention._tables import markdown
 from kalman_attention.evaluation.questions import BENCHMARKS
-from kalman_attention.recipes import mad
+from kalman_attention.recipes import mad, mad_scales
 from kalman_attention.recipes.cell import Results
 from kalman_attention.recipes.experiment import best
 from kalman_attention.recipes.registry import load_experiment
@@ -58,7 +58,7 @@ def test_tables_are_those_of_the_cells(name: str) -> None:
 
 
 def test_chosen_rates_are_those_with_the_best_validation_accuracy() -> None:
-    results, suite = Results(ROOT / "results", "cpu"), mad.SCALES["cpu"]
+    results, suite = Results(ROOT / "results", "cpu"), mad_scales.SCALES["cpu"]
     there = [r for c in mad.cells("cpu") if (r := results.load(c)) is not None]
     for task, model in {(r["labels"]["task"], r["labels"]["model"]) for r in there}:
         chosen = best(there, task=task, model=model, seed="seed0")

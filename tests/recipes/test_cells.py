@@ -9,7 +9,7 @@ import pytest
 
 from kalman_attention._tables import Table, markdown, percent
 from kalman_attention.published import MAD, MAD_TASKS, PROCESS_NOISE
-from kalman_attention.recipes import mad, mad_variations
+from kalman_attention.recipes import mad, mad_scales, mad_variations
 from kalman_attention.recipes.cell import Cell, Results, differences, plain
 from kalman_attention.recipes.experiment import SCALES, best, mean_of_best
 from kalman_attention.recipes.registry import EXPERIMENTS, load_experiment
@@ -159,7 +159,7 @@ def test_every_experiment_has_distinct_cells_that_survive_json(name, scale):
         assert table.notes
 
 
-@pytest.mark.parametrize("name", mad.SUITES)
+@pytest.mark.parametrize("name", mad_scales.SUITES)
 def test_mad_at_cpu_scale_has_all_cells_of_the_papers_table(name):
     every = load_experiment(name).cells("cpu")
     cells = [c for c in every if c.labels["model"] in MAD]
@@ -167,11 +167,11 @@ def test_mad_at_cpu_scale_has_all_cells_of_the_papers_table(name):
         (model, task) for model in MAD for task in MAD_TASKS
     }
     ours = {(c.labels["model"], c.labels["task"]) for c in every if c not in cells}
-    forms = mad.SUITES[name]["cpu"].forms
-    assert ours == {(form, task) for form in forms for task in mad.FORM_TASKS}
-    assert forms == (tuple(mad.FORMS) if name == "mad" else ())
+    forms = mad_scales.SUITES[name]["cpu"].forms
+    assert ours == {(form, task) for form in forms for task in mad_scales.FORM_TASKS}
+    assert forms == (tuple(mad_scales.FORMS) if name == "mad" else ())
     assert set(MAD_TASKS) == set(TASK_NAMES)
-    suite = mad.SUITES[name]["cpu"]
+    suite = mad_scales.SUITES[name]["cpu"]
     for task in MAD_TASKS:
         rates: dict[str, set[str]] = {}
         for c in every:
@@ -181,7 +181,7 @@ def test_mad_at_cpu_scale_has_all_cells_of_the_papers_table(name):
         for model, tried in rates.items():  # every mixer has the same grid
             chosen = {f"lr{suite.chosen(task, 'kla'):g}"}
             assert tried == (chosen if model in suite.at_rate_of_kla else grid)
-    assert suite.at_rate_of_kla == (("kla+", *mad.FORMS) if name == "mad" else ())
+    assert suite.at_rate_of_kla == (("kla+", *mad_scales.FORMS) if name == "mad" else ())
 
 
 def test_forms_differ_from_the_papers_layer_in_nothing_else():
@@ -190,7 +190,7 @@ def test_forms_differ_from_the_papers_layer_in_nothing_else():
         for c in load_experiment("mad").cells("cpu")
         if c.matches("selective_copying/lr0.001/seed0")
     }
-    for form, options in mad.FORMS.items():
+    for form, options in mad_scales.FORMS.items():
         lines = differences(plain(cells[form].run), plain(cells["kla"].run))
         assert sorted(line.split(" is ")[0] for line in lines) == sorted(
             f"model.kla.{option}" for option in options
@@ -204,7 +204,7 @@ def test_mad_has_the_papers_lengths_and_one_scaffold_for_all_models():
         assert (run.model.encoder_width, run.model.decoder_widths) == (120, (240, 120))
         assert (run.batch_size, run.eval_batch_size) == (32, 172)
         assert run.training.schedule == "cosine"
-    lengths = {t: (s.epochs, s.patience) for t, s in mad.SCALES["cpu"].tasks.items()}
+    lengths = {t: (s.epochs, s.patience) for t, s in mad_scales.SCALES["cpu"].tasks.items()}
     for cell in load_experiment("mad").cells("cpu"):
         assert (cell.run.training.epochs, cell.run.training.patience) == lengths[cell.run.task]
     for cell in load_experiment("mad-bare").cells("cpu"):
@@ -238,7 +238,7 @@ def test_learning_rates_stand_beside_each_other():
 
 
 def test_more_seeds_repeat_the_chosen_runs():
-    suite, cells = mad.SCALES["cpu"], mad.cells("cpu")
+    suite, cells = mad_scales.SCALES["cpu"], mad.cells("cpu")
     again = [c for c in cells if int(c.labels["seed"].removeprefix("seed")) in suite.more_seeds]
     asked = [(task, row) for task, rows in suite.repeated.items() for row in rows]
     assert len(again) == len(asked) * len(suite.more_seeds)
@@ -278,7 +278,7 @@ def test_a_variation_changes_one_thing():
     runs, suite = mad_variations.cells("cpu"), mad.cells("cpu")
     first = {tuple(c.labels[x] for x in ("model", "task", "seed")): c for c in runs if c in suite}
     varied = [c for c in runs if c not in suite]
-    more = len(mad.SCALES["cpu"].more_seeds)
+    more = len(mad_scales.SCALES["cpu"].more_seeds)
     assert len(varied) == sum(
         len(models) + more * len(variation.repeated.get(task, ()))
         for variation in mad_variations.VARIATIONS.values()

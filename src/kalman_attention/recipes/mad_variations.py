@@ -11,7 +11,7 @@ from statistics import mean
 from typing import Any
 
 from kalman_attention._tables import Table, percent
-from kalman_attention.recipes import mad
+from kalman_attention.recipes import mad, mad_scales
 from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, notes
 from kalman_attention.recipes.task_run import TaskRun
@@ -37,7 +37,7 @@ class Variation:
 
     def originals(self, scale: Scale) -> list[Cell]:
         """The runs of ``mad`` that are varied."""
-        more = mad.chosen_cells(scale, self.repeated, mad.SCALES[scale].more_seeds)
+        more = mad.chosen_cells(scale, self.repeated, mad_scales.SCALES[scale].more_seeds)
         return mad.chosen_cells(scale, self.models) + more
 
 

@@ -12,36 +12,36 @@ from typing import Any
 
 from kalman_attention._tables import Table, percent
 from kalman_attention.nn.config import KLAConfig
-from kalman_attention.recipes import mad
+from kalman_attention.recipes import mad, mad_scales
 from kalman_attention.recipes.cell import Cell
 from kalman_attention.recipes.experiment import Experiment, Scale, best, notes
 from kalman_attention.tasks.registry import make_task
 
 TASKS = {
-    "recall": mad.TaskScale(options={"seq_len": 64}, epochs=16, patience=8),
-    "selective_copying": mad.TaskScale(options={"seq_len": 64, "num_copied": 8}, epochs=12),
+    "recall": mad_scales.TaskScale(options={"seq_len": 64}, epochs=16, patience=8),
+    "selective_copying": mad_scales.TaskScale(options={"seq_len": 64, "num_copied": 8}, epochs=12),
 }
 """Short forms of two MAD tasks."""
 RATE = 1e-3  # not tuned: the same for every form
 SEEDS = (0, 1)
-FORMS = ("kla", *mad.FORMS, "tracking initialisation")
+FORMS = ("kla", *mad_scales.FORMS, "tracking initialisation")
 """Rows of the table."""
 
 
 def _layer(form: str, base: KLAConfig) -> KLAConfig:
     """The layer of a form, with the sizes of the paper's layer."""
     if form != "tracking initialisation":
-        return dataclasses.replace(base, **mad.FORMS.get(form, {}))
+        return dataclasses.replace(base, **mad_scales.FORMS.get(form, {}))
     sizes = {name: getattr(base, name) for name in ("d_model", "d_state", "conv_kernel")}
     return KLAConfig.tracking(**sizes)
 
 
-def _suite(scale: Scale) -> mad.MadScale:
+def _suite(scale: Scale) -> mad_scales.MadScale:
     """``mad`` at scale cpu with the short tasks; one epoch of few sequences at scale smoke."""
     if scale == "smoke":
-        suite = mad.SCALES["smoke"]
+        suite = mad_scales.SCALES["smoke"]
         return dataclasses.replace(suite, tasks={task: suite.tasks[task] for task in TASKS})
-    return dataclasses.replace(mad.SCALES["cpu"], tasks=TASKS)
+    return dataclasses.replace(mad_scales.SCALES["cpu"], tasks=TASKS)
 
 
 def cells(scale: Scale) -> list[Cell]:
